@@ -48,9 +48,9 @@ promise: setup ## Show what is promised: R=R2 (N=20000: so often), or all
 	@scripts/test-packages.sh
 	@WEFT_PROMISE=$(or $(R),all) WEFT_N=$(N) $(BIN)/pytest --timeout 0 -q $(ARGS)
 
-chaos: setup ## Processes killed and worse, and an auditor (SEED=17 N=200)
+chaos: setup ## Faults, and an auditor (SEED=17 N=200 ON=kubernetes)
 	@scripts/test-packages.sh
-	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(ARGS)
+	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(N),--faults $(N)) $(if $(ON),--on $(ON)) $(ARGS)
 
 hostile: setup ## Tricks of hostile learners and users, audited (ON=...)
 	@scripts/test-packages.sh

@@ -3,7 +3,7 @@
 
 A stream that ends without `event: end` was cut. It is opened again with the id of the last event that was handed out,
 so nothing is lost and nothing comes twice; how often that works is limited only by `retry_for_s` of silence. The end
-event carries the job's final state: whoever follows to the end knows how it ended without asking again.
+event carries the job's final state: a caller that follows to the end knows how it ended without another request.
 """
 
 from __future__ import annotations

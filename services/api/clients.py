@@ -128,6 +128,8 @@ class Summary:
     """Lines and points beyond a bound of the job: bound -> count."""
     fetching: Sequence[LearnerFetching] = ()
     """What helpers fetch, or did when they were last heard of."""
+    usage: Sequence[Aggregate] = ()
+    """What each learner of the newest attempt uses of the hardware, by name and rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,7 @@ class TelemetryClient:
             progress=reply.progress if reply.progress >= 0 else None,
             eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None, left_out=dict(reply.left_out),
             fetching=[_fetching(entry) for entry in reply.fetching],
+            usage=[_aggregate(aggregate) for aggregate in reply.usage],
         )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The latest changes of all jobs, for the pages that show lists: read and written as JSON once for all of them.
 
 The feed (``job_watcher``) appends each changed document; readers keep their own place. A reader that is slower than the
-feed by more than the log holds gets an event `reset`, and reads its list again. Changes that no page shows, such as claims
-and trims, are left out.
+feed by more than the log holds gets an event `reset`, and reads its list again. Changes that no page shows, such as
+claims and trims, are left out.
 """
 
 from __future__ import annotations

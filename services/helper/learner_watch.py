@@ -11,6 +11,7 @@ from services.core.runtime.address import TlsAuthority, TlsFiles
 if TYPE_CHECKING:
     from services.helper.metrics_client import IntakeClient
     from services.helper.reporter import Reporter
+    from services.helper.usage import UsageReader
 
 
 class LearnerWatch(Protocol):
@@ -46,6 +47,11 @@ class LearnerWatch(Protocol):
 
     def lost_exit(self, run: int) -> Exit | None:
         """The exit of a learner that is gone without a record; None otherwise."""
+        ...
+
+    @property
+    def usage(self) -> UsageReader:
+        """Measures what the learner's processes use. Call it once they run."""
         ...
 
     async def wait_ended(self) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import Exit, LearnerStatus
-from services.core.domain.startup import Span
+from services.core.domain.startup import Fetching, Span
 from services.core.domain.status import Phase
 from services.core.runtime.durable_files import write_reserved
 from services.core.runtime.learner_folder import (
@@ -37,7 +37,7 @@ from services.core.runtime.learner_folder import (
     LearnerFolder,
 )
 from services.core.runtime.processes import identify
-from services.helper.fetch.progress import FetchCancelled, FetchFailed, Fetching
+from services.helper.fetch.progress import FetchCancelled, FetchFailed
 from services.helper.fetch.thread import FetchThread
 from services.helper.learner_watch import LearnerWatch
 from services.helper.log import log_event
@@ -262,7 +262,13 @@ class Helper:
             self._folder, self._assignment, self._spool, self._signer, report=reporter.set_checkpoint
         )
         self._shipper = shipper = Shipper(
-            self._folder, self._assignment, self._spool, intake, RUN, on_point=reporter.set_first_point
+            self._folder,
+            self._assignment,
+            self._spool,
+            intake,
+            RUN,
+            usage=self._learner.usage,
+            on_point=reporter.set_first_point,
         )
         shipping = asyncio.create_task(shipper.run())
         try:

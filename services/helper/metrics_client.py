@@ -16,6 +16,7 @@ import grpc.aio
 
 from services.core.adapters.rpc.client import LearnerCredential, connect, streaming, translating
 from services.core.domain.errors import Unavailable
+from services.core.domain.startup import Fetching
 from services.core.domain.text import storable
 from services.core.gen.weft.v1.metrics_pb2 import (
     AppendReply,
@@ -41,7 +42,6 @@ from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeStub
 from services.core.ports.object_urls import ObjectRequest
 from services.core.runtime.address import Address, TlsAuthority, TlsFiles
 from services.core.runtime.learner_folder import StopMark
-from services.helper.fetch.progress import Fetching
 
 PROTOCOL: Final = 1
 _TIMEOUT_S: Final = 5.0

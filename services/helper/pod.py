@@ -19,6 +19,7 @@ from services.core.runtime.address import TlsAuthority
 from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, STOP_FILE, LearnerFolder, StopMark
 from services.core.runtime.retry import Backoff
 from services.helper.log import log_event
+from services.helper.usage import PodUsage
 from services.helper.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class PodLearner:
     async def pause(self, *, quick: bool) -> None:
         """Returns when files are to be read again, or at once after the learner's end."""
         await self._ended.wait(QUICK_S if quick else POLL_S)
+
+    @property
+    def usage(self) -> PodUsage:
+        return PodUsage(self._folder)
 
     def lost_exit(self, run: int) -> Exit | None:
         """The exit of a learner whose container ended without a record; None before. The kubelet knows why it ended."""

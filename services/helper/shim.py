@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, Self
 
 from services.core.domain.learner import Exit
 from services.core.runtime.address import TlsFiles
-from services.core.runtime.learner_folder import SHIM_FILE, LearnerFolder, start_file
+from services.core.runtime.learner_folder import MALFORMED, SHIM_FILE, LearnerFolder, start_file
 from services.core.runtime.processes import ProcessIdentity, alive, send_signal
 from services.helper.log import log_event
 from services.helper.settings import load_settings
+from services.helper.usage import MachineUsage
 from services.helper.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -85,6 +86,20 @@ class ShimWatch:
 
     async def follow_control(self, intake: IntakeClient, reporter: Reporter) -> None:
         """Nothing: the node agent writes stops into the folder."""
+
+    @property
+    def usage(self) -> MachineUsage:
+        try:
+            document = self._folder.document()
+        except MALFORMED:  # its processes are found all the same
+            document = None
+        if document is None:
+            return MachineUsage((), self._shim_pid)
+        return MachineUsage(document.groups, self._shim_pid, document.gpus)
+
+    def _shim_pid(self) -> int | None:
+        shim = self._folder.process(SHIM_FILE)
+        return shim.pid if shim is not None and alive(shim) else None
 
     async def wait_ended(self) -> None:
         """Returns at once: nothing starts a helper again that has ended well."""

@@ -1,7 +1,8 @@
 """``python -m tests.chaos [--seed 17] [--faults 30]``: runs the real platform under faults and audits the result.
 
-``make chaos SEED=17 N=200`` is the same. A run with a failure prints the command that replays it and keeps the
-services' logs in build/chaos. Ctrl-C ends every process that the run started.
+``make chaos SEED=17 N=200`` is the same; with ``ON=kubernetes`` learners are pods of the test cluster. A run with a
+failure prints the command that replays it and keeps the services' logs in build/chaos. Ctrl-C ends every process that
+the run started.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import random
 import sys
 
 from bench.own_platform import ending_cleanly
-from tests.chaos.run import run
+from tests.chaos import on_kubernetes
+from tests.chaos import run as on_this_machine
 
 
 def main() -> int:
@@ -23,8 +25,16 @@ def main() -> int:
         "--seed", type=int, default=None, help="seed of the schedule and the load (default: a random one)"
     )
     parser.add_argument("--faults", type=int, default=30, help="number of faults (default: 30)")
+    parser.add_argument(
+        "--on",
+        choices=("local", "kubernetes"),
+        default="local",
+        help="learners: processes of this machine, or pods of the test cluster, whose own parts are killed (as root)",
+    )
     args = parser.parse_args()
     seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
+    run = on_kubernetes.run if args.on == "kubernetes" else on_this_machine.run
+    again = f"make chaos SEED={seed} N={args.faults}{' ON=kubernetes' if args.on == 'kubernetes' else ''}"
     _say(f"chaos: seed {seed}, {args.faults} faults")
     try:
         with ending_cleanly():
@@ -33,7 +43,7 @@ def main() -> int:
         _say("\nchaos: interrupted; nothing is left running")
         return 130
     except Exception:
-        _say(f"\nreplay: make chaos SEED={seed} N={args.faults}")
+        _say(f"\nreplay: {again}")
         raise
     for line in outcome.lines:
         _say(line)
@@ -41,7 +51,7 @@ def main() -> int:
         _say(f"{len(outcome.verdict.failures)} failures:")
         for failure in outcome.verdict.failures:
             _say(f"  {failure}")
-        _say(f"replay: make chaos SEED={seed} N={args.faults}")
+        _say(f"replay: {again}")
         return 1
     _say("nothing lost, nothing duplicated, nothing left behind")
     return 0

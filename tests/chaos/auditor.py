@@ -34,6 +34,7 @@ ENDS: Final[Mapping[Life, frozenset[str]]] = {
     # A learner that finished before the kill arrived has completed: an exit counts more than the desired state.
     "kill": frozenset({"KILLED"}),
 }
+USAGE_NAMES = ("system/cpu", "system/memory", "system/gpu", "system/gpu_memory")
 _LIVE: Final = {"QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING"}
 FOLLOWS: Final[Mapping[str, set[str]]] = {
     "QUEUED": {"PENDING", "HALTED", "HALTING"},
@@ -110,7 +111,8 @@ def stream_failures(
     job, order = owned_job.job, owned_job.order
     lines, points = list(job.logs()), list(job.points())
     counts.update(lines=len(lines), points=len(points))
-    for what, seqs in (("lines", [line.seq for line in lines]), ("points", [point.seq for point in points])):
+    usage = [point.seq for point in job.points(name=USAGE_NAMES)]  # numbered with the other points
+    for what, seqs in (("lines", [line.seq for line in lines]), ("points", sorted([*usage, *(p.seq for p in points)]))):
         if seqs != list(range(1, len(seqs) + 1)):
             yield f"its {what} are numbered with gaps or duplicates"
     lines_by_learner: dict[tuple[int, int], list[str]] = {}

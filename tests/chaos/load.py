@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, TypeVar
 
@@ -57,14 +57,14 @@ class Order:
     steps: int
     pause_s: float
 
-    def spec(self) -> dict[str, Any]:
+    def spec(self, resources: Mapping[str, Any] = RESOURCES) -> dict[str, Any]:
         unless = ' && [ ! -e "$JOB_STATE_DIR/end" ]' if self.life == "stay" else ""
         # Only a learner's own failure may end a job. Kills by faults are retried without limit.
         budget = {"max": 0} if self.life == "fail" else {"max": 1000, "backoff": "50ms"}
         command = _PREAMBLE.format(steps=self.steps, unless=unless, pause=self.pause_s) + _ENDS[self.life]
         return {
             "name": f"chaos-{self.number}", "command": f'{command}\necho "said $n"', "learners": self.learners,
-            "resources": RESOURCES, "retries": budget, "grace": "2s",
+            "resources": dict(resources), "retries": budget, "grace": "2s",
         }  # fmt: skip
 
 
@@ -108,15 +108,18 @@ class Owned:
 class Load:
     """Context manager: owners, each in its own thread, submit one job after another until ``close``."""
 
-    def __init__(self, client: Client, seed: int) -> None:
+    def __init__(
+        self, client: Client, seed: int, *, live: int = LIVE, resources: Mapping[str, Any] = RESOURCES
+    ) -> None:
+        """``live``: jobs at the same time, beside those that stay. ``resources``: of each learner."""
         self.owned: list[Owned] = []
         self.unanswered = 0
         """Requests that were repeated after the SDK's own retries had ended."""
         self.failure: BaseException | None = None
-        self._client, self._seed = client, seed
+        self._client, self._seed, self._resources = client, seed, resources
         self._orders, self._lock = orders(seed), threading.Lock()
         self._closed, self._abandon = threading.Event(), threading.Event()
-        owners = range(LIVE + STAYING)
+        owners = range(live + STAYING)
         self._threads = [threading.Thread(target=self._run, name=f"owner-{n}", daemon=True) for n in owners]
 
     def __enter__(self) -> Self:
@@ -173,7 +176,7 @@ class Load:
         """Submits until acknowledged, also after ``close``: an unanswered submit may exist already."""
         key = f"chaos-{self._seed}-{order.number}"
         while not self._abandon.is_set():
-            job = self._request(lambda: self._client.jobs.submit(order.spec(), idempotency_key=key))
+            job = self._request(lambda: self._client.jobs.submit(order.spec(self._resources), idempotency_key=key))
             if job is not None:
                 owned_job = Owned(order, job)
                 self.owned.append(owned_job)

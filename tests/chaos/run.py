@@ -111,7 +111,7 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
             own["WEFT_TRANSPORT"] = "tls"
         settings = own | dict(backends.settings(net.through) if backends else {})
         platform = Platform(root / "home", settings)
-        stack.enter_context(_kept_logs(platform, outcome))
+        stack.enter_context(kept_logs(platform, outcome))
         stack.callback(platform.down)
         platform.up()
         second_services: dict[str, Second] = {}
@@ -130,7 +130,7 @@ def run(seed: int, count: int, *, say: Callable[[str], None], progress: Callable
         with Sampler(platform.home.root) as sampler, Load(client, seed) as load:
             # Faults begin once the platform is up. A platform that fails to start ends the run with its reason.
             came_up = platform.home / "run" / "came-up"
-            _until(lambda: load.all_stay and load.other_runs and came_up.exists(), load)
+            await_load(lambda: load.all_stay and load.other_runs and came_up.exists(), load)
             faults.spared = frozenset(owned_job.job.id for owned_job in load.staying)
             _play(plan, faults, load, progress)
             load.close()
@@ -183,14 +183,14 @@ def _play(plan: Sequence[Fault], faults: Faults, load: Load, progress: Callable[
     Each undo has its own thread: an undo that waits for the platform must not delay an undo that the platform needs.
     """
     began = time.monotonic()
-    pending_undos: list[_DelayedUndo] = []
+    pending_undos: list[DelayedUndo] = []
     try:
         for done, fault in enumerate(plan, start=1):
-            _sleep_until(began + fault.at_s, load)
+            sleep_until(began + fault.at_s, load)
             progress(f"fault {done}/{len(plan)}: {fault.kind} {fault.victim}; jobs {load.over}/{len(load.owned)} over")
             undo = faults.begin(fault)
             if undo is not None:
-                pending_undos.append(_DelayedUndo(fault.for_s, undo))
+                pending_undos.append(DelayedUndo(fault.for_s, undo))
         for pending in pending_undos:
             pending.thread.join()
     finally:
@@ -201,7 +201,7 @@ def _play(plan: Sequence[Fault], faults: Faults, load: Load, progress: Callable[
             raise pending.failure
 
 
-class _DelayedUndo:
+class DelayedUndo:
     """Undoes a fault once: after ``after_s`` seconds, or at `now`."""
 
     def __init__(self, after_s: float, undo: Undo) -> None:
@@ -222,13 +222,15 @@ class _DelayedUndo:
             self.failure = error
 
 
-def _sleep_until(moment: float, load: Load) -> None:
+def sleep_until(moment: float, load: Load) -> None:
+    """Returns at this time of the monotonic clock. Raises the load's failure."""
     if load.failure is not None:
         raise load.failure
     time.sleep(max(0.0, moment - time.monotonic()))
 
 
-def _until(condition: Callable[[], bool], load: Load) -> None:
+def await_load(condition: Callable[[], bool], load: Load) -> None:
+    """Returns once the condition is true. Raises the load's failure, or TimeoutError."""
     deadline = time.monotonic() + OVER_S
     while not condition():
         if load.failure is not None:
@@ -278,7 +280,7 @@ def _folder() -> Generator[Path]:
 
 
 @contextmanager
-def _kept_logs(platform: Platform, outcome: Outcome) -> Generator[None]:
+def kept_logs(platform: Platform, outcome: Outcome) -> Generator[None]:
     """Copies the services' logs to build/chaos if the run failed."""
     try:
         yield

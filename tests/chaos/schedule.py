@@ -73,15 +73,20 @@ class Fault:
 
 def schedule(seed: int, count: int, has: Collection[str] = ()) -> list[Fault]:
     """Returns ``count`` faults, of kinds whose requirement is in ``has``."""
-    chance = random.Random(f"faults {seed}")
-    deck = _deck(chance, [kind for kind in KINDS if not kind.needs or kind.needs in has])
+    kinds = [kind for kind in KINDS if not kind.needs or kind.needs in has]
+    return schedule_of(kinds, random.Random(f"faults {seed}"), count, gap_s=GAP_S)
+
+
+def schedule_of(kinds: Collection[Kind], chance: random.Random, count: int, *, gap_s: float) -> list[Fault]:
+    """Returns ``count`` faults of these kinds, ``gap_s`` seconds apart in the mean."""
+    deck = _deck(chance, kinds)
     faults: list[Fault] = []
     now = 0.0
     for _ in range(count):
         kind, victim = next(deck)
         lasts = chance.uniform(*kind.lasts_s)
         faults.append(Fault(round(now, 2), kind.name, victim, round(lasts, 2), round(chance.random(), 3)))
-        now += min(3 * GAP_S, chance.expovariate(1 / GAP_S))
+        now += min(3 * gap_s, chance.expovariate(1 / gap_s))
     return faults
 
 

@@ -1,4 +1,8 @@
-"""A Guardian's process that dies, or pauses, at each of its requests to the API server: all of a gang or nothing.
+"""A Guardian's process that dies, or pauses, at any of its requests to the API server: all of a gang or nothing.
+
+Every request x {before the call, after it and before its answer, after the answer} x four shapes of jobs. The default
+run tries some of them, chosen by a seed; ``make promise R=R4`` tries all. An independent witness of the API server says
+which attempts were live and what is left.
 
 The learners fit on no node, so that an activated pod stays without one: no kubelet takes part.
 """
@@ -6,8 +10,10 @@ The learners fit on no node, so that an activated pod stays without one: no kube
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import random
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Final
 
 import pytest
@@ -16,19 +22,27 @@ from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api, Document, collection
 from services.core.adapters.kubernetes.observed import is_gated
 from services.core.domain.errors import WeftError
-from services.core.domain.plan import AttemptPlan
+from services.core.domain.plan import AttemptPlan, Input
+from tests.promises import Promise
 from tests.testbed.cluster_rules import FOREVER
 from tests.testbed.gangs import start, teardown
 from tests.testbed.kubernetes.cluster import Cluster as Machines
-from tests.testbed.kubernetes.cut_api import CutApi, Died
+from tests.testbed.kubernetes.cut_api import Cut, CutApi, Died, MortalStatus
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster
+from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.node import plan
+from tests.waiting import HANG_S
 
-_KINDS: Final = ("Pod", "ConfigMap", "Secret", "Service", "NetworkPolicy")
-_MOST_REQUESTS: Final = 40
-"""More than a start of two learners takes."""
+_SEED: Final = 17
+_NEVER: Final = 10**6
+_ORPHANS_S: Final = 30.0
+_DATA: Final = (
+    Input(mount="digits", type="http", location="https://data.example/digits"),
+    Input(mount="more", type="local", location="/srv/more", path="train"),
+)
+SHAPES: Final = ("1 learner", "4 learners", "PS and workers", "data stores")
 
 
 @dataclass
@@ -36,28 +50,61 @@ class Scene:
     machines: Machines
     status: MemoryStatusStore
     api: Api
+    witness: Watcher
     guardians: list[AnnouncingCluster] = field(default_factory=list)
 
     def guardian(self, api: Api | None = None) -> AnnouncingCluster:
         """Another process. The fixture closes it."""
-        self.guardians.append(AnnouncingCluster(api or Api(self.machines.kubeconfig), OPTIONS, self.status))
+        status = MortalStatus.of(self.status, api) if isinstance(api, CutApi) else self.status
+        self.guardians.append(AnnouncingCluster(api or Api(self.machines.kubeconfig), OPTIONS, status))
         return self.guardians[-1]
 
-    async def left(self, gang: AttemptPlan) -> list[Document]:
-        """All objects of the job."""
-        selector = names.of_job(gang.job, OPTIONS.installation)
-        lists = await asyncio.gather(*(self.api.list(collection(kind, "weft-t"), selector=selector) for kind in _KINDS))
-        return [item for items, _ in lists for item in items]
-
     async def pods(self, gang: AttemptPlan) -> Sequence[Document]:
+        """Of this attempt."""
         selector = names.of_job(gang.job, OPTIONS.installation)
-        return (await self.api.list(collection("Pod", "weft-t"), selector=selector))[0]
+        listed, _ = await self.api.list(collection("Pod", "weft-t"), selector=selector)
+        return [pod for pod in listed if names.attempt_of(pod) == gang.attempt]
+
+    async def wait_clean(self, gang: AttemptPlan, point: object) -> None:
+        """Nothing of the job is left, as the witness sees it: not even what the garbage collector has to remove."""
+        try:
+            await asyncio.to_thread(self.witness.wait_clean, _ORPHANS_S, gang.job)
+        except AssertionError as error:
+            raise AssertionError(f"{point}: {error}") from None
+
+    async def requests(self, shape: str) -> tuple[int, int]:
+        """How many requests a start takes, and a teardown."""
+        gang, api = gang_of(shape), CutApi(self.machines.kubeconfig, _NEVER)
+        guardian = self.guardian(api)
+        await start(guardian, gang)
+        of_start = api.requests
+        await teardown(guardian, gang)
+        return of_start, api.requests - of_start
+
+
+@dataclass(frozen=True)
+class Point:
+    shape: str
+    at: int
+    when: Cut
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.when} {self.at}"
+
+
+@pytest.fixture(scope="module")
+def witness(testbed_cluster: Machines) -> Iterator[Watcher]:
+    """Of all these tests. None of them lets two attempts of a job live at the same moment."""
+    with watching(testbed_cluster.kubeconfig) as watcher:
+        yield watcher
+        watcher.catch_up()
+        assert (watcher.overlaps, watcher.gaps) == ([], 0)
 
 
 @pytest.fixture
-async def scene(testbed_cluster: Machines) -> AsyncGenerator[Scene]:
+async def scene(testbed_cluster: Machines, witness: Watcher) -> AsyncGenerator[Scene]:
     api = Api(testbed_cluster.kubeconfig)
-    prepared = Scene(testbed_cluster, MemoryStatusStore(), api)
+    prepared = Scene(testbed_cluster, MemoryStatusStore(), api, witness)
     await prepared.guardian().prepare("t")
     yield prepared
     for guardian in prepared.guardians:
@@ -65,81 +112,109 @@ async def scene(testbed_cluster: Machines) -> AsyncGenerator[Scene]:
     await api.close()
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-async def test_successor_of_a_process_that_died_at_any_request_starts_the_whole_gang(
-    scene: Scene,
-    after: bool,  # noqa: FBT001
+def gang_of(shape: str) -> AttemptPlan:
+    """A new job of this shape."""
+    count = {"1 learner": 1, "4 learners": 4, "PS and workers": 3, "data stores": 2}[shape]
+    gang = plan([FOREVER] * count, gpus=100)
+    if shape == "data stores":
+        return replace(gang, inputs=_DATA)
+    if shape == "PS and workers":
+        server, *workers = gang.learners
+        roles = [replace(entry, name=f"worker-{number}") for number, entry in enumerate(workers)]
+        return replace(gang, learners=(replace(server, name="ps-0", role="ps"), *roles))
+    return gang
+
+
+def points(promise: Promise, requests: Mapping[str, int], whens: Sequence[Cut], *, short: int) -> list[Point]:
+    """All in the long run, ``short`` of them by default."""
+    all_points = [
+        Point(shape, at, when) for shape, count in requests.items() for at, when in product(range(count), whens)
+    ]
+    count = min(promise.n(short=short, long=len(all_points)), len(all_points))
+    return random.Random(_SEED).sample(all_points, count)
+
+
+async def dies(call: Coroutine[object, object, None]) -> bool:
+    """Awaits the call. True if the process died meanwhile."""
+    try:
+        await call
+    except Died:
+        return True
+    return False
+
+
+@pytest.mark.promise("R4")
+async def test_process_that_dies_at_any_request_of_a_start_leaves_all_of_a_gang_or_nothing(
+    scene: Scene, promise: Promise
 ) -> None:
     successor = scene.guardian()
-    for at in range(_MOST_REQUESTS):
-        gang, api = plan([FOREVER] * 2, gpus=100), CutApi(scene.machines.kubeconfig, at, after=after)
-        first = scene.guardian(api)
-        died = await _dies(first, gang)
-        await start(successor, replace(gang, term=2))
-        pods = await scene.pods(gang)
-        assert [is_gated(pod) for pod in pods] == [False] * 2, f"died at request {at}"
-        assert {names.term_of(pod) for pod in pods} <= {1, 2}
-        await teardown(successor, replace(gang, term=2))
-        assert await scene.left(gang) == [], f"died at request {at}"
-        if not died:
-            break
-    else:
-        pytest.fail(f"a start takes more than {_MOST_REQUESTS} requests")
-    assert at > 10
+    requests = {shape: (await scene.requests(shape))[0] for shape in SHAPES}
+    tried = points(promise, requests, list(Cut), short=14)
+    for number, point in enumerate(tried):
+        gang, api = gang_of(point.shape), CutApi(scene.machines.kubeconfig, point.at, point.when)
+        assert await dies(start(scene.guardian(api), gang)) or api.dead, point
+        gang = replace(gang, term=2)
+        if number % 2:
+            await start(successor, gang)
+            pods = await scene.pods(gang)
+            assert [is_gated(pod) for pod in pods] == [False] * len(gang.learners), point
+            assert {names.term_of(pod) for pod in pods} <= {1, 2}
+        await teardown(successor, gang)
+        await scene.wait_clean(gang, point)
+    promise.kept(len(tried), f"deaths in a start: requests {requests}, four shapes, three moments")
 
 
-async def test_request_that_arrives_after_the_attempt_was_undone_activates_nothing(scene: Scene) -> None:
+@pytest.mark.promise("R4")
+async def test_process_that_dies_at_any_request_of_a_teardown_leaves_nothing(scene: Scene, promise: Promise) -> None:
     successor = scene.guardian()
-    for at in range(_MOST_REQUESTS):
-        gang, api = plan([FOREVER] * 2, gpus=100), CutApi(scene.machines.kubeconfig, at)
-        api.holds = True
-        first = scene.guardian(api)
-        late = asyncio.create_task(start(first, gang))
-        held = asyncio.create_task(api.is_held.wait())
-        await asyncio.wait({late, held}, return_when=asyncio.FIRST_COMPLETED)
-        if not api.is_held.is_set():
-            held.cancel()
-            await late
-            await teardown(successor, replace(gang, term=2))
-            break
+    requests = {shape: (await scene.requests(shape))[1] for shape in SHAPES}
+    tried = points(promise, requests, list(Cut), short=8)
+    for point in tried:
+        gang, api = gang_of(point.shape), CutApi(scene.machines.kubeconfig, point.at, point.when)
+        await start(successor, gang)
+        await dies(teardown(scene.guardian(api), gang))
         await teardown(successor, replace(gang, term=2))
+        await scene.wait_clean(gang, point)
+    promise.kept(len(tried), f"deaths in a teardown: requests {requests}, four shapes, three moments")
+
+
+@pytest.mark.promise("R3", "R4")
+async def test_request_that_arrives_after_the_next_attempt_runs_activates_nothing_of_the_earlier_one(
+    scene: Scene, promise: Promise
+) -> None:
+    """The late create: a paused Guardian's request arrives after its successor has undone the attempt."""
+    successor = scene.guardian()
+    requests = {shape: (await scene.requests(shape))[0] for shape in SHAPES}
+    tried = points(promise, requests, [Cut.BEFORE], short=8)
+    for point in tried:
+        gang, api = gang_of(point.shape), CutApi(scene.machines.kubeconfig, point.at)
+        api.holds = True
+        late = asyncio.create_task(start(scene.guardian(api), gang))
+        await asyncio.wait_for(api.is_held.wait(), HANG_S)
+        await teardown(successor, replace(gang, term=2))
+        second = replace(gang, attempt=2, term=2)
+        await start(successor, second)
         api.go_on.set()
         (outcome,) = await asyncio.gather(late, return_exceptions=True)
-        assert isinstance(outcome, WeftError), f"held at request {at}: {outcome!r}"
-        assert all(is_gated(pod) for pod in await scene.pods(gang)), f"held at request {at}"
-        await teardown(successor, replace(gang, term=3))  # as the LCM's collector, which finds what is left
-        assert await scene.left(gang) == [], f"held at request {at}"
-    else:
-        pytest.fail(f"a start takes more than {_MOST_REQUESTS} requests")
-    assert at > 10
+        assert isinstance(outcome, WeftError), f"{point}: {outcome!r}"
+        assert all(is_gated(pod) for pod in await scene.pods(gang)), point
+        assert [is_gated(pod) for pod in await scene.pods(second)] == [False] * len(gang.learners), point
+        await teardown(successor, replace(second, term=3))  # as the LCM's collector, which finds what is left
+        await scene.wait_clean(gang, point)
+    promise.kept(len(tried), "late requests of an earlier attempt beside a live one, four shapes")
 
 
 async def test_objects_that_the_cluster_writes_meanwhile_keep_no_gang_from_starting(scene: Scene) -> None:
-    for at in range(_MOST_REQUESTS):
-        gang, api = plan([FOREVER] * 2, gpus=100), CutApi(scene.machines.kubeconfig, at)
+    requests, _ = await scene.requests("4 learners")
+    for at in random.Random(_SEED).sample(range(requests), 8):
+        gang, api = gang_of("4 learners"), CutApi(scene.machines.kubeconfig, at)
         api.holds = True
         starting = asyncio.create_task(start(scene.guardian(api), gang))
-        held = asyncio.create_task(api.is_held.wait())
-        await asyncio.wait({starting, held}, return_when=asyncio.FIRST_COMPLETED)
-        held.cancel()
+        await asyncio.wait_for(api.is_held.wait(), HANG_S)
         for pod in await scene.pods(gang):  # as the scheduler, which writes a condition of each new pod
             touch = {"metadata": {"annotations": {"scheduled.example/at": str(at)}}}
             await scene.api.patch(collection("Pod", "weft-t", pod["metadata"]["name"]), touch)
         api.go_on.set()
         await starting
-        assert [is_gated(pod) for pod in await scene.pods(gang)] == [False] * 2, f"written at request {at}"
+        assert [is_gated(pod) for pod in await scene.pods(gang)] == [False] * 4, f"written at request {at}"
         await teardown(scene.guardian(), gang)
-        if not api.is_held.is_set():
-            break
-    else:
-        pytest.fail(f"a start takes more than {_MOST_REQUESTS} requests")
-    assert at > 10
-
-
-async def _dies(cluster: AnnouncingCluster, gang: AttemptPlan) -> bool:
-    """Starts the gang. True if the process died meanwhile."""
-    try:
-        await start(cluster, gang)
-    except Died:
-        return True
-    return False

@@ -7,19 +7,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.promises import Promise
 from tests.testbed.kubernetes.cluster import Cluster
-from tests.testbed.kubernetes.doorway import doorway
-from tests.testbed.kubernetes.helper_image import write_helper_image
-from tests.testbed.kubernetes.init import FOLDER_INSIDE
-from tests.testbed.platform import Platform, platform
-from tests.testbed.server import free_port
+from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
+from tests.testbed.kubernetes.platform_in_pods import load_helper_image, objects_left, platform_in_pods
+from tests.testbed.kubernetes.watcher import Watcher, watching
+from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
 from weft import Client
 from weft._job import Job
@@ -33,35 +32,36 @@ Untimed = Callable[[], AbstractContextManager[None]]
 @pytest.fixture(scope="module")
 def helper_image(testbed_cluster: Cluster, announce: Say, untimed: Untimed) -> str:
     """The image of images/helper, on each node; learners run in it too."""
-    archive, nodes = testbed_cluster.folder / "images" / "weft-helper.tar", testbed_cluster.nodes
     with untimed():
-        name = write_helper_image(archive, announce)
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(lambda node: node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}"), nodes))
-        archive.unlink()
-    return name
+        return load_helper_image(testbed_cluster, announce)
 
 
 @pytest.fixture(scope="module")
-def weft_up(testbed_cluster: Cluster, helper_image: str) -> Iterator[Platform]:
-    """As `weft up --cluster kubernetes` starts it."""
-    port = free_port()
-    with doorway(testbed_cluster.control_plane_pid, port) as host:
-        settings = {
-            "WEFT_CLUSTER": "kubernetes",
-            "WEFT_KUBERNETES_KUBECONFIG": str(testbed_cluster.kubeconfig),
-            "WEFT_KUBERNETES_HELPER_IMAGE": helper_image,
-            "WEFT_KUBERNETES_INSTALLATION": "life",
-            "WEFT_KUBERNETES_NAMESPACE_PREFIX": "life-",
-            "WEFT_KUBERNETES_HELPER_CPUS": "0.2",  # a limit too: with less it takes most of each test's time
-            "WEFT_KUBERNETES_HELPER_MEMORY": "128MiB",
-            "WEFT_KUBERNETES_SCRATCH": "1GiB",
-            "WEFT_ADVERTISE": host,
-            "WEFT_LEARNERS_HOST": "127.0.0.1",
-            "WEFT_LEARNERS_PORT": str(port),
-        }
-        with platform(settings) as running:
-            yield running
+def api_faults(testbed_cluster: Cluster) -> Iterator[FaultProxy]:
+    """Between the platform and the API server. Without faults until a test sets their share."""
+    with fault_proxy(testbed_cluster.kubeconfig, seed=17) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def witness(testbed_cluster: Cluster) -> Iterator[Watcher]:
+    """Of all these tests. None of them lets two attempts of a job live at the same moment."""
+    with watching(testbed_cluster.kubeconfig) as watcher:
+        yield watcher
+        assert watcher.overlaps == []
+
+
+@pytest.fixture(scope="module")
+def weft_up(
+    testbed_cluster: Cluster,
+    helper_image: str,
+    api_faults: FaultProxy,
+    witness: Watcher,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Platform]:
+    kubeconfig = api_faults.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig")
+    with platform_in_pods(testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig) as running:
+        yield running
 
 
 @pytest.fixture
@@ -72,14 +72,7 @@ def client(weft_up: Platform, testbed_cluster: Cluster) -> Generator[Client]:
         for job in made.jobs.list():
             if not job.at_rest:
                 job.kill()
-        eventually(lambda: left(testbed_cluster) == [])
-
-
-def left(cluster: Cluster) -> list[str]:
-    """Objects of jobs in the cluster."""
-    kinds = "pods,configmaps,secrets,services,networkpolicies,podgroups.scheduling.k8s.io"
-    listed = cluster.kubectl("get", kinds, "--all-namespaces", "--selector=weft.dev/job", "--output=json")
-    return [f"{item['kind']} {item['metadata']['name']}" for item in json.loads(listed)["items"]]
+        eventually(lambda: objects_left(testbed_cluster) == [])
 
 
 def pods(cluster: Cluster, job: Job) -> list[dict[str, Any]]:
@@ -181,6 +174,26 @@ def test_results_are_complete_although_the_helper_is_killed_while_it_stores(
     job.download(tmp_path)
     assert len(list(tmp_path.rglob("worker-0/*"))) == 150
     assert all(path.stat().st_size == 200_000 for path in tmp_path.rglob("worker-0/*"))
+
+
+@pytest.mark.promise("R5")
+def test_jobs_end_right_while_the_api_server_fails_every_fourth_request(
+    client: Client, api_faults: FaultProxy, witness: Watcher, promise: Promise
+) -> None:
+    before, count = api_faults.injected.copy(), promise.n(short=4, long=100)
+    lives = [(("echo trained", "COMPLETED"), ("exit 7", "FAILED"))[number % 2] for number in range(count)]
+    api_faults.share = 0.25
+    try:
+        jobs = [client.jobs.submit(spec(command, learners=2)) for command, _ in lives]
+        ends = [job.wait(HANG_S * count).status for job in jobs]
+    finally:
+        api_faults.share = 0.0
+    assert ends == [status for _, status in lives], [job.message for job in jobs]
+    promise.kept(count, "jobs whose API server fails every fourth request")
+    promise.saw(f"faults of the API server: {dict(api_faults.injected - before)}")
+    took_s = witness.wait_clean(30)
+    promise.saw(f"nothing left behind after {took_s:.1f} s")
+    assert len(api_faults.injected - before) > 3
 
 
 def end_command(cluster: Cluster, pod: dict[str, Any]) -> None:

@@ -231,6 +231,27 @@ async def test_points_are_read_as_reported_by_sequence_number(store: MetricStore
     assert await store.points(JOB, PointQuery(attempt=2)) == []
 
 
+async def test_usage_of_the_hardware_is_beside_the_metrics_and_read_by_its_names(store: MetricStore) -> None:
+    def usage(start: int, *values: float, rank: int, attempt: int = 1) -> Batch:
+        points = [
+            Point(start + offset, 5, "system/memory", None, value, {"weft": "usage"})
+            for offset, value in enumerate(values)
+        ]
+        source = replace(METRICS, source="usage", rank=rank, attempt=attempt)
+        return Batch(source, start, start + len(values), (), points)
+
+    await store.append(JOB, [usage(0, 3.0, rank=0, attempt=0), metrics(0, (1, 0.5)), usage(0, 7.0, 5.0, rank=0)])
+    await store.append(JOB, [usage(0, 4.0, rank=1)])
+    assert [stored.point.name for stored in await store.points(JOB, PointQuery())] == ["loss"]
+    assert [stored.point.name for stored in await store.series(JOB, PointQuery())] == ["loss"]
+    assert list(await store.latest(JOB)) == ["loss"]
+    assert [aggregate.name for aggregate in await store.aggregates(JOB)] == ["loss"]
+    named = PointQuery(names=("system/memory",), attempt=1)
+    assert [stored.point.value for stored in await store.points(JOB, named)] == [7.0, 5.0, 4.0]
+    assert [(of.rank, of.last, of.high) for of in await store.usage(JOB)] == [(0, 5.0, 7.0), (1, 4.0, 4.0)]
+    assert await store.usage(OTHER) == []
+
+
 async def test_nan_and_infinities_are_stored(store: MetricStore) -> None:
     await store.append(JOB, [metrics(0, (1, math.nan), (2, math.inf), (3, -math.inf), (4, 5e-324))])
     values = [stored.point.value for stored in await store.points(JOB, PointQuery())]

@@ -16,6 +16,7 @@ import structlog.testing
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.job import moved, released
 from services.core.domain.status import Status
+from services.core.gen.weft.v1 import metrics_pb2 as pb
 from tests.testbed.api import Api
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner_telemetry import Learner, api_over
@@ -119,6 +120,33 @@ async def test_metrics_are_answered_as_pages_and_as_curves(api: Api, learner: Le
     assert (curve["attempts"], len(curve["times"])) == ([1] * 5, 5)
     progress = (await api.admin.get(f"/v1/jobs/{learner.job}/progress")).json()
     assert (progress["points"], progress["progress"], progress["latest"]["loss"]["value"]) == (5, None, 0.1)
+
+
+async def test_usage_of_the_hardware_is_in_the_progress_and_among_the_metrics_by_name(
+    api: Api, learner: Learner
+) -> None:
+    await learner.write_points(0.9)
+    values = {"system/cpu": (1.5, 0.25), "system/memory": (100.0, 700.0)}
+    points = [
+        pb.MetricPoint(offset=offset, time_ms=1000 + offset, name=name, value=value, context={"weft": "usage"})
+        for name, pair in values.items()
+        for offset, value in enumerate(pair)
+    ]
+    source = learner.helper.source("usage")
+    await learner.helper.append(pb.SourceBatch(source=source, start=0, end=2, points=points))
+    url = f"/v1/jobs/{learner.job}"
+    progress = (await api.admin.get(f"{url}/progress")).json()
+    assert list(progress["latest"]) == ["loss"]
+    assert progress["usage"] == [
+        {
+            "rank": 0, "cpus": 0.25, "max_cpus": 1.5, "memory": 700, "max_memory": 700,
+            "gpus": None, "max_gpus": None, "gpu_memory": None, "max_gpu_memory": None,
+        }
+    ]  # fmt: skip
+    every = (await api.admin.get(f"{url}/metrics", params={"series": "true"})).json()
+    assert [curve["name"] for curve in every["series"]] == ["loss"]
+    named = (await api.admin.get(f"{url}/metrics", params={"series": "true", "name": "system/cpu"})).json()
+    assert [(curve["values"], curve["context"]) for curve in named["series"]] == [([1.5, 0.25], {"weft": "usage"})]
 
 
 async def test_a_log_stream_has_each_line_once_and_the_end_last(api: Api, learner: Learner) -> None:

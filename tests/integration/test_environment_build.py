@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from services.core.domain.startup import Step
+from services.core.domain.startup import Fetching, Step
 from services.helper.fetch.environment import EnvironmentSpec, find_interpreter, prepare
-from services.helper.fetch.progress import Fetching, FetchProgress
+from services.helper.fetch.progress import FetchProgress
 
 BUILDER = 69_999
 

@@ -118,13 +118,60 @@ async def test_credentials_are_read_again_when_they_are_refused(tmp_path: Path) 
 
 
 async def test_deleting_what_is_gone_or_another_object_is_no_error(tmp_path: Path) -> None:
-    answers = [status(404, "not found"), status(409, "the UID in the precondition does not match", "Conflict")]
+    answers = [
+        status(404, "not found"),
+        status(409, "the UID in the precondition does not match", "Conflict"),
+        json_answer({"metadata": {"uid": "another"}}),
+    ]
     with serving(tmp_path / "k", lambda _, number: answers[number]) as server:
         api = Api(tmp_path / "k")
-        for _ in answers:
+        for _ in range(2):
             await api.delete(collection("Pod", "weft-t", "x"), grace_s=1, uid="u")
         body = json.loads(server.requests[0].body)
         assert (body["gracePeriodSeconds"], body["preconditions"]) == (1, {"uid": "u"})
+        await api.close()
+
+
+async def test_deletion_that_lost_a_race_with_a_change_is_repeated(tmp_path: Path) -> None:
+    conflict, present = status(409, "the object has been modified", "Conflict"), json_answer({"metadata": {"uid": "u"}})
+    answers = [conflict, present, conflict, present, json_answer({"kind": "Pod"})]
+    with serving(tmp_path / "k", lambda _, number: answers[number]) as server:
+        api = Api(tmp_path / "k")
+        await api.delete(collection("Pod", "weft-t", "x"), uid="u")
+        assert [request.method for request in server.requests] == ["DELETE", "GET", "DELETE", "GET", "DELETE"]
+        await api.close()
+
+
+async def test_deletion_that_loses_every_race_is_an_error(tmp_path: Path) -> None:
+    def answer(request: Request, _: int) -> Answer:
+        if request.method == "GET":
+            return json_answer({"metadata": {"uid": "u"}})
+        return status(409, "the object has been modified", "Conflict")
+
+    with serving(tmp_path / "k", answer):
+        api = Api(tmp_path / "k")
+        with pytest.raises(StaleRevision):
+            await api.delete(collection("ConfigMap", "weft-t", "x"))
+        await api.close()
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        status(429, "too many requests", "TooManyRequests", Retry_After="0"),
+        status(500, "etcdserver: leader changed"),
+        status(503, "the server is currently unable to handle the request"),
+        status(504, "Timeout: request did not complete within requested timeout"),
+        Answer(200, b'{"kind": "Pod"}', cut_after=3),
+    ],
+    ids=str,
+)
+async def test_request_that_fails_for_a_moment_is_repeated(tmp_path: Path, passing: Answer) -> None:
+    answers = [passing, passing, json_answer({"kind": "Pod"})]
+    with serving(tmp_path / "k", lambda _, number: answers[number]) as server:
+        api = Api(tmp_path / "k")
+        assert await api.create(PODS, {}) == {"kind": "Pod"}
+        assert len(server.requests) == 3
         await api.close()
 
 
@@ -157,8 +204,8 @@ async def test_copy_follows_changes_over_ended_forgotten_and_cut_watches(tmp_pat
         watched(("ADDED", pod("b", 11)), ("BOOKMARK", {"metadata": {"resourceVersion": "15"}})),  # the server ends it
         watched(("ERROR", {"code": 410, "message": "too old resource version"})),  # forgotten: list again
         listed(pod("b", 11), pod("c", 20), version=30),
-        status(500, "overloaded"),  # fails, and so does the list after it: back-off
-        status(500, "overloaded"),
+        status(500, "overloaded"),  # fails, and so do the request after it and its repetitions: back-off
+        *[status(500, "overloaded")] * 5,
         listed(pod("c", 20), pod("d", 31), version=40),
         watched(("DELETED", pod("c", 41)), ("MODIFIED", pod("d", 42))),
     ]

@@ -17,6 +17,7 @@ import pytest
 import services.core.adapters.kubernetes
 from services.core.runtime import pod_layout as layout
 from services.core.runtime.learner_folder import LearnerFolder, StopMark
+from services.helper.usage import PodUsage
 from tests.waiting import eventually
 
 ENTRY = Path(services.core.adapters.kubernetes.__file__).with_name("entry.sh")
@@ -131,6 +132,16 @@ def test_records_have_the_form_that_the_helper_and_the_kubelet_read(entry: Entry
     assert end is not None
     assert end.code == 3
     assert json.loads(entry.text("message")) == json.loads(entry.text("runs/1/exit.json"))
+
+
+def test_what_the_container_uses_is_written_for_the_helper(entry: Entry) -> None:
+    entry.start("sleep 600")
+    entry.go()
+    folder = LearnerFolder(entry.root)
+    eventually(lambda: PodUsage(folder).read().clock_s > 0)
+    entry.stop("kill", 0)
+    entry.store()
+    assert entry.wait() == 137
 
 
 def test_entry_stays_until_the_helper_has_stored_everything(entry: Entry) -> None:

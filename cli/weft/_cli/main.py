@@ -30,7 +30,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "metrics": ("metrics", "Show metrics and their curves, of one job or several."),
         "diff": ("compare", "Show how two jobs differ: spec, files of the code, environment."),
         "events": ("jobs", "Show how a job's state changed, and why."),
-        "explain": ("jobs", "Explain why a job is in its state."),
+        "explain": ("jobs", "Explain why a job is in its state, and where the time of its start-up went."),
         "wait": ("wait", "Wait until jobs are at rest; the exit code says how they ended."),
         "download": ("download", "Fetch results, logs, checkpoints or code of a job."),
     },

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated
@@ -21,7 +22,8 @@ from services.api.services import ApiServices
 from services.core.domain.errors import Unavailable
 from services.core.domain.job import Event
 from services.core.domain.status import Status
-from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
+from services.core.domain.usage import CPU, GPU, GPU_MEMORY, MEMORY
+from services.core.ports.metric_store import Aggregate, LineQuery, PointQuery, StoredLine, StoredPoint
 
 _SEARCH_CHECK_S = 2.0
 _MAX_SEQ = 2**53
@@ -53,7 +55,12 @@ class PointsParams(Params):
 
     after: Seq = Field(default=None, description="Only points with a higher `seq`.")
     limit: int = Field(default=10_000, ge=1, le=50_000, description="Most points in the answer.")
-    name: list[str] | None = Field(default=None, description="Only metrics of these names; repeat it for several.")
+    name: list[str] | None = Field(
+        default=None,
+        description="Only metrics of these names; repeat it for several. Default: all that the training reports. Usage "
+        "of the hardware has the names system/cpu (cores), system/memory (bytes), system/gpu (GPUs in use) and "
+        "system/gpu_memory (bytes), and the label weft=usage.",
+    )
     rank: Small = Field(default=None, description="Only points of the learner with this rank in its role.")
     attempt: Small = Field(default=None, description="Only points of this attempt.")
     max_points: int | None = Field(
@@ -151,6 +158,20 @@ class JobFetching(Answer):
     total_bytes: Annotated[int | None, doc("Bytes in all, an estimate for environments; null if unknown.")]
 
 
+class LearnerUsage(Answer):
+    """What a learner uses of the hardware, now and at most. Null: it was not measured."""
+
+    rank: Annotated[int, doc("Rank of the learner, over all roles.")]
+    cpus: Annotated[float | None, doc("CPU cores in use when they were measured last.")]
+    max_cpus: Annotated[float | None, doc("The most CPU cores that were measured.")]
+    memory: Annotated[int | None, doc("Bytes of memory in use when it was measured last.")]
+    max_memory: Annotated[int | None, doc("The most bytes of memory that were measured.")]
+    gpus: Annotated[float | None, doc("GPUs in use, e.g. 1.4 of 2, when they were measured last.")]
+    max_gpus: Annotated[float | None, doc("The most GPUs in use that were measured.")]
+    gpu_memory: Annotated[int | None, doc("Bytes of GPU memory in use when it was measured last.")]
+    max_gpu_memory: Annotated[int | None, doc("The most bytes of GPU memory that were measured.")]
+
+
 class JobProgress(Answer):
     """How far a job is."""
 
@@ -163,6 +184,9 @@ class JobProgress(Answer):
     fetching: Annotated[
         list[JobFetching],
         doc("What is fetched for its learners now, by learner; at most 100. Empty once they run."),
+    ]
+    usage: Annotated[
+        list[LearnerUsage], doc("What each learner of the newest attempt uses; empty until it was measured.")
     ]
 
 
@@ -201,7 +225,33 @@ async def get_progress(services: ApiServices, principal: Principal, job_id: str)
             for entry in summary.fetching
             if job.status in _FETCHED and entry.attempt == job.attempt.number
         ],
+        usage=_usage(summary.usage),
     )
+
+
+def _usage(aggregates: Sequence[Aggregate]) -> list[LearnerUsage]:
+    """One entry for each learner, by rank."""
+    of_ranks: dict[int, dict[str, Aggregate]] = {}
+    for aggregate in aggregates:
+        if math.isfinite(aggregate.last) and math.isfinite(aggregate.high):
+            of_ranks.setdefault(aggregate.rank, {})[aggregate.name] = aggregate
+    return [_learner_usage(rank, of_ranks[rank]) for rank in sorted(of_ranks)]
+
+
+def _learner_usage(rank: int, of: Mapping[str, Aggregate]) -> LearnerUsage:
+    def now_and_most(name: str) -> tuple[float, float] | tuple[None, None]:
+        return (of[name].last, of[name].high) if name in of else (None, None)
+
+    def bytes_of(name: str) -> tuple[int, int] | tuple[None, None]:
+        now, most = now_and_most(name)
+        return (None, None) if now is None or most is None else (round(now), round(most))
+
+    (cpus, max_cpus), (memory, max_memory) = now_and_most(CPU), bytes_of(MEMORY)
+    (gpus, max_gpus), (gpu_memory, max_gpu_memory) = now_and_most(GPU), bytes_of(GPU_MEMORY)
+    return LearnerUsage(
+        rank=rank, cpus=cpus, max_cpus=max_cpus, memory=memory, max_memory=max_memory,
+        gpus=gpus, max_gpus=max_gpus, gpu_memory=gpu_memory, max_gpu_memory=max_gpu_memory,
+    )  # fmt: skip
 
 
 async def get_logs(services: ApiServices, principal: Principal, job_id: str, params: LinesParams) -> GetLogsReply:

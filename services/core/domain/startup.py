@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 
 class Step(StrEnum):
@@ -38,6 +38,20 @@ FETCHED: Final = (Step.CODE, Step.DATA, Step.ENVIRONMENT, Step.CHECKPOINT)
 """The steps of a helper before its learner's process starts, in their order."""
 OBSERVED: Final = (Step.SCHEDULE, Step.IMAGE, *FETCHED, Step.FIRST_STEP)
 """The steps that helpers and the cluster report; the others follow from the job's document."""
+
+
+class Fetching(NamedTuple):
+    """A step that is being carried out, and how far it is."""
+
+    step: Step
+    began: int
+    """Unix ms."""
+    message: str
+    """The current activity, for people."""
+    done: int | None = None
+    """Bytes; None: the activity counts none."""
+    total: int | None = None
+    """Bytes; None: unknown. More than this may come: some sizes are estimates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,7 +128,7 @@ class PointQuery:
     after_seq: int = 0
     """Only points with a greater seq."""
     names: tuple[str, ...] = ()
-    """Any of these; empty: all."""
+    """Any of these; empty: all but the usage of the hardware (``domain.usage``)."""
     rank: int | None = None
     attempt: int | None = None
     from_step: int | None = None
@@ -252,14 +252,18 @@ class MetricStore(Protocol):
         ...
 
     async def latest(self, job_id: str) -> Mapping[str, StoredPoint]:
-        """Returns the last stored point of each metric name, of any learner."""
+        """Returns the last stored point of each metric name, of any learner. Usage of the hardware is left out."""
         ...
 
     async def aggregates(self, job_id: str, names: Sequence[str] = ()) -> Sequence[Aggregate]:
-        """Returns the aggregates of these metrics, in order of name and context; no names: of all.
+        """Returns the aggregates of these metrics, in order of name and context; no names: of all but usage.
 
         The cost does not depend on the number of points.
         """
+        ...
+
+    async def usage(self, job_id: str) -> Sequence[Aggregate]:
+        """Returns what each learner of the newest attempt uses of the hardware, by name and rank."""
         ...
 
     async def steps(self, job_id: str, name: str, context: Mapping[str, str] | None) -> Sequence[int]:

@@ -7,9 +7,8 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from services.core.domain.startup import Span, Step
+from services.core.domain.startup import Fetching, Span, Step
 
 
 class FetchFailed(Exception):
@@ -34,20 +33,6 @@ class FetchResult:
     env: Mapping[str, str] = field(default_factory=dict)
     env_digest: str = ""
     data_digest: str = ""
-
-
-class Fetching(NamedTuple):
-    """A step that is being carried out, and how far it is."""
-
-    step: Step
-    began: int
-    """Unix ms."""
-    message: str
-    """The current activity, for people."""
-    done: int | None = None
-    """Bytes; None: the activity counts none."""
-    total: int | None = None
-    """Bytes; None: unknown. More than this may come: some sizes are estimates."""
 
 
 class FetchProgress:

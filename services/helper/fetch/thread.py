@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import Future
 
-from services.core.domain.startup import Span
+from services.core.domain.startup import Fetching, Span
 from services.core.runtime.learner_folder import Assignment, LearnerFolder
 from services.core.runtime.outcomes import Outcome, outcome_of
-from services.helper.fetch.progress import FetchCancelled, FetchFailed, Fetching, FetchProgress, FetchResult
+from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress, FetchResult
 from services.helper.log import log_event
 from services.helper.objects import UrlSigner
 from services.helper.wakeup import Wakeup

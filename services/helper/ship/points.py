@@ -4,7 +4,8 @@ Forms of points:
 * what ``weft.report`` writes: ``{"time_ms", "step", "values": {name: number}, "context": {}}`` (cli/weft/_learner.py);
 * ``{"step": 7, "loss": 0.3, ...}``: an object with ``step`` and numbers beside it;
 * ``{"metrics": {"loss": 0.3}, "step": 7}``, with or without the step.
-On stdout such a line is shown as a log line as well. Names and context pass ``storable`` here, once.
+On stdout such a line is shown as a log line as well. Names and context pass ``storable`` here, once. The context's key
+``weft`` is the platform's own and is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from services.core.domain.text import storable
+from services.core.domain.usage import CONTEXT_KEY
 
 _NO_METRICS: Final = frozenset(
     {"step", "time", "time_ms", "timestamp", "context", "progress", "dropped", "values", "metrics"}
@@ -111,6 +113,8 @@ def _context(value: object) -> dict[str, str]:
     context: dict[str, str] = {}
     left = _CONTEXT_CHARS
     for name, item in value.items():
+        if name == CONTEXT_KEY:
+            continue
         text = storable(item if isinstance(item, str) else json.dumps(item))
         plain = storable(name)
         left -= len(plain) + len(text)

@@ -23,7 +23,10 @@ from services.helper.reporter import now_ms
 from services.helper.ship.changes import Changes
 from services.helper.ship.points import ParsedReport
 from services.helper.ship.source import SourceFile, TailedSource
+from services.helper.ship.usage_source import NAME as USAGE_SOURCE
+from services.helper.ship.usage_source import UsageSource
 from services.helper.spool import Spool
+from services.helper.usage import UsageReader
 from services.helper.wakeup import Wakeup
 
 BATCH_BYTES: Final = 2**20
@@ -68,9 +71,13 @@ class Shipper:
         intake: IntakeClient,
         run: int,
         *,
+        usage: UsageReader | None = None,
         on_point: Callable[[int], None] = lambda _at: None,
     ) -> None:
-        """``on_point`` is called with the time of each report that has a metric, Unix ms."""
+        """``usage``: measures what the learner uses; None: it is not measured.
+
+        ``on_point`` is called with the time, in Unix ms, of each report of the learner that has a metric.
+        """
         self.progress: tuple[float, int] = (-1.0, -1)
         """(fraction, milliseconds left) of the learner's last report; -1: unknown."""
         self.refused_since: float | None = None
@@ -86,7 +93,7 @@ class Shipper:
         self._wake = Wakeup()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=run)
-        self.sources = [
+        self.sources: list[TailedSource | UsageSource] = [
             TailedSource(
                 file,
                 _with_name(identity, file.name),
@@ -97,6 +104,8 @@ class Shipper:
             )
             for file in source_files(folder, assignment, run)
         ]
+        if usage is not None:
+            self.sources.insert(0, UsageSource(_with_name(identity, USAGE_SOURCE), usage, clock=now_ms))
         self._first_text = len(self.sources) - 2
 
     def finish(self) -> None:
@@ -130,7 +139,7 @@ class Shipper:
 
     async def _resume(self, backoff: Backoff) -> None:
         """Gets the committed offsets from the metrics service. Nothing is sent before."""
-        by_name = {source.file.name: source for source in self.sources}
+        by_name = {source.name: source for source in self.sources}
         hello = None
         while hello is None:
             try:
@@ -201,7 +210,7 @@ class Shipper:
     def _accept(self, batches: Sequence[SourceBatch], committed: Sequence[int]) -> None:
         for batch, offset in zip(batches, committed, strict=True):
             for source in self.sources:
-                if source.file.name == batch.source.source:
+                if source.name == batch.source.source:
                     source.accept(batch, offset)
 
     def _record_success(self) -> None:

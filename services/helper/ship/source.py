@@ -90,6 +90,11 @@ class TailedSource:
         self._path_check_at = 0.0
 
     @property
+    def name(self) -> str:
+        """Its name in the metrics service."""
+        return self.file.name
+
+    @property
     def is_done(self) -> bool:
         """Everything is committed and nothing will follow."""
         is_read = self._fd is None or (self._finished and not self._is_replaced())

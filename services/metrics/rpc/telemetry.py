@@ -42,6 +42,8 @@ _CURVE_POINTS: Final = 1_000
 """Default number of points of each curve."""
 _MOST_JOBS: Final = 500
 """Most jobs in a reply of aggregates."""
+_MOST_USAGE: Final = 4_000
+"""Most entries of usage in a summary: that of a thousand learners."""
 _MOST_NAMES: Final = 1_000
 """Most metric names in a summary."""
 log = structlog.get_logger()
@@ -114,10 +116,12 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         lines, points = await self.store.counts(request.job_id)
         latest = list((await self.store.latest(request.job_id)).values())[:_MOST_NAMES]
         progress, eta_ms = self.heartbeats.progress(request.job_id)
+        usage = (await self.store.usage(request.job_id))[:_MOST_USAGE]
         return pb.SummaryReply(
             lines=lines, points=points, latest=point_messages(_cut(latest, point_size)), progress=progress,
             eta_ms=eta_ms, left_out=await self.store.left_out(request.job_id),
             fetching=[fetching_message(*entry) for entry in self.heartbeats.fetching(request.job_id)],
+            usage=list(map(aggregate_message, usage)),
         )  # fmt: skip
 
     async def Aggregates(self, request: pb.AggregatesRequest, context: Any) -> pb.AggregatesReply:

@@ -116,8 +116,8 @@ def show_command(call: Call, job: str) -> None:
     from weft._cli.output import emit
 
     document = call.client.jobs.document(job_id(call.client, job))
-    fetched = _fetched(call, document) if call.for_people else ""
-    emit(call, document, people=lambda wide: _details(document, wide, fetched), names=[document["id"]])
+    reported = _reported(call, document)
+    emit(call, document, people=lambda wide: _details(document, reported, wide), names=[document["id"]])
     if call.for_people and not document.get("at_rest"):
         warn_of_limits(call)
 
@@ -131,22 +131,22 @@ def warn_of_limits(call: Call) -> None:
         warn("the platform does not enforce memory limits: a learner may use more than resources.memory")
 
 
-def _fetched(call: Call, document: dict[str, Any]) -> str:
-    """What is fetched for its learners now, in a line; empty if nothing is, or if it is unknown."""
-    from weft._cli.startup import fetching
+def _reported(call: Call, job: dict[str, Any]) -> dict[str, Any]:
+    """What the learners report, and use of the hardware; empty for programs and before the first attempt."""
     from weft._errors import WeftError
 
-    if document.get("status") not in {"PENDING", "DOWNLOADING"}:
-        return ""
+    if not call.for_people or not (job.get("attempt") or {}).get("number"):
+        return {}
     try:
-        return fetching(call.client.jobs.progress(document["id"]).get("fetching") or ())
-    except WeftError:  # the metrics service is away
-        return ""
+        return call.client.jobs.progress(job["id"])
+    except WeftError:  # the job is shown while the metrics service is away, too
+        return {}
 
 
-def _details(job: dict[str, Any], wide: bool, fetched: str) -> str:
+def _details(job: dict[str, Any], reported: dict[str, Any], wide: bool) -> str:
     from weft._cli.output import details
-    from weft._cli.startup import summary
+    from weft._cli.reported import progress_text, usage_text
+    from weft._cli.startup import fetching, summary
     from weft._cli.text import ago, amounts
 
     resources, attempt, counters = job.get("resources") or {}, job.get("attempt") or {}, job.get("counters") or {}
@@ -182,7 +182,9 @@ def _details(job: dict[str, Any], wide: bool, fetched: str) -> str:
             "\n".join(f"{learner} on {node}" for learner, node in placement.items()) if wide else _nodes(placement),
         ),
         ("start-up", summary(job.get("startup") or (), at_rest=bool(job.get("at_rest")))),
-        ("fetching", fetched),
+        ("fetching", fetching(reported.get("fetching") or ())),
+        ("progress", "" if job.get("at_rest") else progress_text(reported)),
+        ("usage", usage_text(reported.get("usage") or (), ended=bool(job.get("at_rest")), by_rank=wide)),
         ("checkpoint", _checkpoint(job.get("checkpoint"), job)),
         ("created", _when(job.get("created"))),
         ("started", _when(attempt.get("started"))),

@@ -3,6 +3,11 @@
 The library's typed interface is not used: importing it takes a second and a hundred megabytes. The connection is opened
 by the first request, and again after the server has refused the credentials: those of a kubeconfig may expire.
 
+A request that fails for a moment (429, 5xx, a connection that ends without an answer) is repeated a few times. The
+server may have carried out the first one. A repeated creation then raises Duplicate and a repeated patch StaleRevision,
+and the callers look at the object in both cases. A server that does not answer in time, or refuses connections, is
+away: the caller decides when to come back.
+
 | answer | error |
 |---|---|
 | no answer, 408, 429, 5xx, refused credentials | Unavailable, with ``retry_after_s`` where the server names it |
@@ -42,17 +47,24 @@ from services.core.domain.errors import (
     Unavailable,
     WeftError,
 )
+from services.core.runtime.retry import Backoff
 
 Document = dict[str, Any]
 MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Lists with this ``accept`` contain the metadata of objects only."""
+_JSON: Final = {"Accept": "application/json", "Content-Type": "application/json"}
 _TIMEOUT_S: Final = 15.0
 _CONNECT_S: Final = 5.0
 _CONNECTIONS: Final = 64
 """Requests at the same time. The API server's priority levels queue what is more."""
 _PAGE: Final = 500
 _MOST_MESSAGE: Final = 2_000
+_TRIES: Final = 5
+_FIRST_PAUSE_S: Final = 0.05
+_MOST_PAUSE_S: Final = 2.0
+"""A server that demands a longer pause (Retry-After) is left to the caller."""
+_PASSING: Final = frozenset({429, 500, 502, 503, 504})
 _LOOPBACK: Final = re.compile(r"https?://(localhost|127\.|\[::1\])")
 _ADMISSION: Final = re.compile(
     r"violates PodSecurity|admission webhook|ValidatingAdmissionPolicy|denied (?:the )?request"
@@ -86,14 +98,29 @@ class Api:
         return await self._request("PATCH", path, body=change, content_type=MERGE_PATCH)
 
     async def delete(self, path: str, *, grace_s: int | None = None, uid: str = "") -> None:
-        """Requests the deletion. No error if the object, or the one with this ``uid``, does not exist."""
+        """Requests the deletion. No error if the object, or the one with this ``uid``, does not exist.
+
+        Raises StaleRevision if the server refuses it although the object is there.
+        """
         options: Document = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
         if uid:
             options["preconditions"] = {"uid": uid}
-        with suppress(NotFound, StaleRevision):
-            await self._request("DELETE", path, body=options)
+        backoff = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MOST_PAUSE_S)
+        with suppress(NotFound):
+            for last in (*[False] * (_TRIES - 1), True):
+                try:
+                    await self._request("DELETE", path, body=options)
+                except StaleRevision:
+                    present = (await self.get(path))["metadata"]
+                    if (uid and present["uid"] != uid) or present.get("deletionTimestamp"):
+                        return
+                    if last:
+                        raise
+                    await backoff.wait()
+                else:
+                    return
 
     async def list(
         self, path: str, *, selector: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"
@@ -147,23 +174,37 @@ class Api:
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Document:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S, sock_connect=_CONNECT_S)
-        for last in (False, True):
-            response = await self._send(
-                method, path, query=query or {}, timeout=timeout, body=body, accept=accept, content_type=content_type
-            )
-            text = await _translated(response.read())
-            if response.status == 401 and not last:
-                await self.close()  # the next one reads the credentials anew
-                continue
-            if response.status >= 400:
-                raise _error(response, text)
+        headers = {"Accept": accept, "Content-Type": content_type}
+        backoff = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MOST_PAUSE_S)
+        for last in (*[False] * (_TRIES - 1), True):
             try:
-                document: Document = json.loads(text)
-            except ValueError as error:
-                raise Unavailable(f"the API server's answer to {method} {path} is no JSON") from error
-            return document
-        raise AssertionError  # not reached: the second round returns or raises
+                response, text = await self._answer(method, path, query or {}, body, headers)
+            except Unavailable as error:
+                if last or not _ended_without_answer(error):
+                    raise
+                await backoff.wait()
+                continue
+            if response.status < 400:
+                return _document(text, f"{method} {path}")
+            failed = _error(response, text)
+            pause_s = (failed.retry_after_s if isinstance(failed, Unavailable) else None) or 0
+            if last or response.status not in _PASSING or pause_s > _MOST_PAUSE_S:
+                raise failed
+            await asyncio.sleep(max(pause_s, backoff.next()))
+        raise AssertionError  # not reached: the last round returns or raises
+
+    async def _answer(
+        self, method: str, path: str, query: Mapping[str, str], body: Document | None, headers: Mapping[str, str]
+    ) -> tuple[RESTResponse, bytes]:  # fmt: skip
+        """An answer and its body; the second one if the first refuses the credentials."""
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S, sock_connect=_CONNECT_S)
+        response = await self._send(method, path, query=query, timeout=timeout, body=body, headers=headers)
+        text = await _translated(response.read())
+        if response.status == 401:
+            await self.close()  # the next one reads the credentials anew
+            response = await self._send(method, path, query=query, timeout=timeout, body=body, headers=headers)
+            text = await _translated(response.read())
+        return response, text
 
     async def _send(
         self,
@@ -173,16 +214,14 @@ class Api:
         query: Mapping[str, str],
         timeout: aiohttp.ClientTimeout,
         body: Document | None = None,
-        accept: str = "application/json",
-        content_type: str = "application/json",
+        headers: Mapping[str, str] = _JSON,
     ) -> RESTResponse:
         client = await self._connected()
-        headers = {"Accept": accept, "Content-Type": content_type}
-        _, url, headers, _, _ = await client.param_serialize(
-            method, path, query_params=list(query.items()), header_params=headers, auth_settings=["BearerToken"]
+        _, url, sent, _, _ = await client.param_serialize(
+            method, path, query_params=list(query.items()), header_params=dict(headers), auth_settings=["BearerToken"]
         )
         return await _translated(
-            client.rest_client.request(method, url, headers=headers, body=body, _request_timeout=timeout)
+            client.rest_client.request(method, url, headers=sent, body=body, _request_timeout=timeout)
         )
 
     async def _connected(self) -> ApiClient:
@@ -216,6 +255,20 @@ async def _translated(call: Any) -> Any:
         return await call
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise Unavailable(f"the Kubernetes API server does not answer: {str(error) or type(error).__name__}") from error
+
+
+def _ended_without_answer(error: Unavailable) -> bool:
+    """True if the connection ended while a request was on it."""
+    ended = (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError)
+    return isinstance(error.__cause__, ended) and not isinstance(error.__cause__, aiohttp.ClientConnectorError)
+
+
+def _document(text: bytes, request: str) -> Document:
+    try:
+        document: Document = json.loads(text)
+    except ValueError as error:
+        raise Unavailable(f"the API server's answer to {request} is no JSON") from error
+    return document
 
 
 def _error(response: RESTResponse, text: bytes) -> WeftError:

@@ -28,6 +28,7 @@ unset WEFT_POD_COMMAND WEFT_POD_STORE_TIMEOUT_S WEFT_POD_GRACE_S WEFT_POD_LEARNE
 COPIED_MOST=1048576 # Bytes of one stream that are copied to the container's log in a second.
 STUCK=1000          # A process that survives SIGKILL for so long hangs in the kernel. Centiseconds.
 NEVER=-1
+MEASURED_EACH=8     # Turns of the watcher, of half a second, between two measurements of what the container uses.
 
 umask 022
 
@@ -56,6 +57,37 @@ count_oom_kills() {
             if [ "$name" = oom_kill ]; then kills=$value; fi
         done < "$counters"
     done
+}
+
+# Sets $value to the number of an entry of a file such as cpu.stat. Fails if there is none.
+entry_of() {
+    [ -r "$1" ] || return 1
+    while read -r name value _; do
+        if [ "$name" = "$2" ]; then return 0; fi
+    done < "$1"
+    return 1
+}
+
+# Sets $used to the bytes that a control group uses, without pages of files that the kernel can drop.
+count_memory() {
+    [ -r "$1" ] || return 1
+    read -r used < "$1" || return 1
+    if entry_of "${1%/*}/memory.stat" "$2" && [ "$value" -lt "$used" ]; then used=$((used - value)); fi
+}
+
+# Writes what the container uses to usage.json: centiseconds of a clock, microseconds of CPU time, bytes of memory.
+measure() {
+    groups=/sys/fs/cgroup
+    used=null cpu_us=null
+    count_memory $groups/memory.current inactive_file ||
+        count_memory $groups/memory/memory.usage_in_bytes total_inactive_file || used=null
+    if entry_of $groups/cpu.stat usage_usec; then
+        cpu_us=$value
+    elif [ -r $groups/cpuacct/cpuacct.usage ] && read -r value < $groups/cpuacct/cpuacct.usage; then
+        cpu_us=$((value / 1000))
+    fi
+    clock
+    (printf '{"clock_cs": %s, "cpu_us": %s, "memory": %s}' "$now" "$cpu_us" "$used" > "$run/usage.json") 2> /dev/null
 }
 
 # Sets $cause and $grace_ms from stop.json. Fails if there is none, or none that can be read.
@@ -157,8 +189,9 @@ watch() {
             clock
             if [ "$now" -ge "$deadline" ]; then kill -KILL "$group" 2> /dev/null; fi
         fi
-        turn=$((1 - turn))
-        [ "$turn" = 0 ] || copy_output
+        turn=$((turn + 1))
+        [ $((turn % 2)) = 0 ] || copy_output
+        [ $((turn % MEASURED_EACH)) != 1 ] || measure
         pause=0.5
         [ "$deadline" = "$NEVER" ] || pause=0.1
         sleep "$pause" &

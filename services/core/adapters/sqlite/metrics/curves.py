@@ -18,6 +18,7 @@ import apsw
 import msgspec
 
 from services.core.adapters.sqlite.metrics.pyramid import bounds_of, thin
+from services.core.adapters.sqlite.metrics.tallies import NAMED, named
 from services.core.ports.metric_store import Point, PointQuery, SourceId, StoredPoint
 
 SOURCES: Final = "SELECT id, attempt, role, rank, run, source, generation FROM sources"
@@ -85,8 +86,10 @@ class PointReader:
     def latest(self) -> dict[str, StoredPoint]:
         chosen = self._chosen(PointQuery(), None)
         rows = self._reader.execute(
-            f"SELECT {_COLUMNS} FROM (SELECT name, max(last_seq) AS seq FROM series GROUP BY name) newest "
-            "JOIN points p ON p.seq = newest.seq ORDER BY newest.name"
+            f"SELECT {_COLUMNS} FROM "
+            f"(SELECT name, max(last_seq) AS seq FROM series WHERE {NAMED} GROUP BY name) newest "
+            "JOIN points p ON p.seq = newest.seq ORDER BY newest.name",
+            named(()),
         ).fetchall()
         return {stored.point.name: stored for stored in self._stored(rows, chosen)}
 
@@ -110,9 +113,8 @@ class PointReader:
         rows: list[Any] = self._reader.execute(
             "SELECT id, name, context FROM series WHERE (:rank IS NULL OR rank = :rank) "
             "AND (:attempt IS NULL OR attempt = :attempt) "
-            "AND (:names = '[]' OR name IN (SELECT value FROM json_each(:names))) "
-            "ORDER BY name, context, rank, attempt",
-            {"rank": query.rank, "attempt": attempt, "names": json.dumps(query.names)},
+            f"AND {NAMED} ORDER BY name, context, rank, attempt",
+            {"rank": query.rank, "attempt": attempt, **named(query.names)},
         ).fetchall()
         return {row_id: (name, msgspec.json.decode(context)) for row_id, name, context in rows}
 

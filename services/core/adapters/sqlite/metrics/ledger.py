@@ -11,14 +11,12 @@ import itertools
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import msgspec
-
 from services.core.adapters.sqlite.metrics.segments import encode
-from services.core.adapters.sqlite.metrics.tallies import Tally
+from services.core.adapters.sqlite.metrics.tallies import Tally, context_text
 from services.core.domain.errors import InvalidRequest
 from services.core.ports.metric_store import (
     DEFAULT_BOUNDS,
@@ -241,8 +239,3 @@ def _notice(batch: Batch, bounds: JobBounds) -> Prepared:
     )
     line = LogLine(offset=batch.lines[0].offset, time_ms=batch.lines[0].time_ms, text=text)
     return prepare(replace(batch, lines=[line]))
-
-
-def context_text(context: Mapping[str, str]) -> str:
-    """JSON, keys in order."""
-    return msgspec.json.encode(context, order="sorted").decode() if context else "{}"

@@ -29,11 +29,17 @@ import structlog
 from services.core.adapters.sqlite.database import translated
 from services.core.adapters.sqlite.metrics.curves import PointReader
 from services.core.adapters.sqlite.metrics.job_file import JobFile
-from services.core.adapters.sqlite.metrics.ledger import Prepared, context_text, prepare
+from services.core.adapters.sqlite.metrics.ledger import Prepared, prepare
 from services.core.adapters.sqlite.metrics.lines import LineReader, compiled
 from services.core.adapters.sqlite.metrics.open_jobs import OpenJobs
 from services.core.adapters.sqlite.metrics.segments import SEGMENT_BYTES, Damaged
-from services.core.adapters.sqlite.metrics.tallies import read_aggregates, read_column, read_steps
+from services.core.adapters.sqlite.metrics.tallies import (
+    context_text,
+    read_aggregates,
+    read_column,
+    read_steps,
+    read_usage,
+)
 from services.core.adapters.sqlite.place import refuse_network
 from services.core.domain.errors import InvalidRequest, NoSpace, NotFound, Quarantined, Unavailable, WeftError
 from services.core.ports.metric_store import (
@@ -216,6 +222,9 @@ class SqliteMetricStore:
 
     async def aggregates(self, job_id: str, names: Sequence[str] = ()) -> Sequence[Aggregate]:
         return await self._read_rows(job_id, lambda db: read_aggregates(db, names), otherwise=[])
+
+    async def usage(self, job_id: str) -> Sequence[Aggregate]:
+        return await self._read_rows(job_id, read_usage, otherwise=[])
 
     async def steps(self, job_id: str, name: str, context: Mapping[str, str] | None) -> Sequence[int]:
         return await self._read_rows(job_id, lambda db: read_steps(db, name, _context_text(context)), otherwise=[])

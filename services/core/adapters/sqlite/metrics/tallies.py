@@ -9,25 +9,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import apsw
 import msgspec
 
+from services.core.domain.usage import USAGE, USAGE_NAMES
 from services.core.ports.metric_store import Aggregate, Column
 
 TABLE: Final = """CREATE TABLE IF NOT EXISTS tallies (series INTEGER PRIMARY KEY, seq INTEGER NOT NULL,
     count INTEGER NOT NULL, last REAL, last_step INTEGER, low REAL, low_step INTEGER, high REAL, high_step INTEGER)"""
 """``seq``: of the last point that is counted. ``last``: NULL means NaN. ``low`` and ``high``: NULL: no number yet."""
 PUT: Final = "INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+NAMED: Final = """CASE :names WHEN '[]' THEN context != :usage ELSE name IN (SELECT value FROM json_each(:names)) END"""
+"""SQL: which series match some names, with the values of ``named``. Without names: all but those of usage."""
 _VALUES: Final = "t.count, t.last, t.last_step, t.low, t.low_step, t.high, t.high_step"
 _OF_SERIES: Final = f"""
     SELECT s.id, s.rank, s.name, s.context, {_VALUES}
     FROM series s LEFT JOIN tallies t ON t.series = s.id AND t.seq = s.last_seq
     WHERE s.attempt = (SELECT max(attempt) FROM series)
-    AND (:names = '[]' OR s.name IN (SELECT value FROM json_each(:names)))
+    AND {NAMED}
     ORDER BY s.name, s.context, s.rank"""  # noqa: S608 - our text
 _ALL: Final = f"SELECT s.id, {_VALUES} FROM series s JOIN tallies t ON t.series = s.id AND t.seq = s.last_seq"  # noqa: S608
 _POINTS: Final = "SELECT value, step FROM points WHERE series = ? ORDER BY seq"
@@ -64,6 +67,26 @@ class Tally:
         return (series, seq, self.count, last, self.last_step, low, self.low_step, high, self.high_step)
 
 
+def context_text(context: Mapping[str, str]) -> str:
+    """JSON, keys in order."""
+    return msgspec.json.encode(context, order="sorted").decode() if context else "{}"
+
+
+def named(names: Sequence[str]) -> dict[str, str]:
+    """The values of ``NAMED``."""
+    return {"names": json.dumps(list(names)), "usage": context_text(USAGE)}
+
+
+def read_usage(db: apsw.Connection) -> list[Aggregate]:
+    """Usage of the newest attempt: one for each name and rank."""
+    rows: list[Any] = db.execute(_OF_SERIES, named(USAGE_NAMES)).fetchall()
+    return [
+        _aggregate(name, context, rank, _tally(values) if values[0] is not None else _counted(db, row_id))
+        for row_id, rank, name, context, *values in rows
+        if context == context_text(USAGE)
+    ]
+
+
 def read_tallies(db: apsw.Connection) -> dict[int, Tally]:
     """The tallies of all series by their row ids; those that are missing are counted anew."""
     rows: list[Any] = db.execute(_ALL).fetchall()
@@ -74,19 +97,23 @@ def read_tallies(db: apsw.Connection) -> dict[int, Tally]:
 
 def read_aggregates(db: apsw.Connection, names: Sequence[str]) -> list[Aggregate]:
     """One for each name and context of the newest attempt, of its lowest rank. No names: all."""
-    rows: list[Any] = db.execute(_OF_SERIES, {"names": json.dumps(list(names))}).fetchall()
+    rows: list[Any] = db.execute(_OF_SERIES, named(names)).fetchall()
     aggregates: dict[tuple[str, str], Aggregate] = {}
     for row_id, rank, name, context, *values in rows:
         if (name, context) in aggregates:
             continue
         tally = _tally(values) if values[0] is not None else _counted(db, row_id)
-        aggregates[name, context] = Aggregate(
-            name=name, context=msgspec.json.decode(context), rank=rank, count=tally.count,
-            last=tally.last, last_step=tally.last_step,
-            low=tally.low if tally.numbers else math.nan, low_step=tally.low_step,
-            high=tally.high if tally.numbers else math.nan, high_step=tally.high_step,
-        )  # fmt: skip
+        aggregates[name, context] = _aggregate(name, context, rank, tally)
     return list(aggregates.values())
+
+
+def _aggregate(name: str, context: str, rank: int, tally: Tally) -> Aggregate:
+    return Aggregate(
+        name=name, context=msgspec.json.decode(context), rank=rank, count=tally.count,
+        last=tally.last, last_step=tally.last_step,
+        low=tally.low if tally.numbers else math.nan, low_step=tally.low_step,
+        high=tally.high if tally.numbers else math.nan, high_step=tally.high_step,
+    )  # fmt: skip
 
 
 _SERIES_OF: Final = """

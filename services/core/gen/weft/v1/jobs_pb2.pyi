@@ -1648,6 +1648,7 @@ class JobProgress(_message.Message):
     POINTS_FIELD_NUMBER: _builtins.int
     LATEST_FIELD_NUMBER: _builtins.int
     FETCHING_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     status: _builtins.str
     """Status of the job."""
     progress: _builtins.float
@@ -1666,6 +1667,10 @@ class JobProgress(_message.Message):
     def fetching(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobFetching]:
         """What is fetched for its learners now, by learner; at most 100. Empty once they run."""
 
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerUsage]:
+        """What each learner of the newest attempt uses; empty until it was measured."""
+
     def __init__(
         self,
         *,
@@ -1676,10 +1681,11 @@ class JobProgress(_message.Message):
         points: _builtins.int = ...,
         latest: _abc.Mapping[_builtins.str, Global___JobPoint] | None = ...,
         fetching: _abc.Iterable[Global___JobFetching] | None = ...,
+        usage: _abc.Iterable[Global___LearnerUsage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "lines", b"lines", "points", b"points", "progress", b"progress", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "lines", b"lines", "points", b"points", "progress", b"progress", "status", b"status", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eta_ms: _TypeAlias = _typing.Literal["eta_ms"]  # noqa: Y015
     _WhichOneofArgType__eta_ms: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms"]  # noqa: Y015
@@ -1740,6 +1746,89 @@ class JobFetching(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__total_bytes) -> _WhichOneofReturnType__total_bytes | None: ...
 
 Global___JobFetching: _TypeAlias = JobFetching  # noqa: Y015
+
+@_typing.final
+class LearnerUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    MAX_CPUS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    MAX_MEMORY_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    MAX_GPUS_FIELD_NUMBER: _builtins.int
+    GPU_MEMORY_FIELD_NUMBER: _builtins.int
+    MAX_GPU_MEMORY_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """Rank of the learner, over all roles."""
+    cpus: _builtins.float
+    """CPU cores in use when they were measured last; absent if they were not."""
+    max_cpus: _builtins.float
+    """The most CPU cores that were measured."""
+    memory: _builtins.int
+    """Bytes of memory in use when it was measured last; absent if it was not."""
+    max_memory: _builtins.int
+    """The most bytes of memory that were measured."""
+    gpus: _builtins.float
+    """GPUs in use, e.g. 1.4 of 2, when they were measured last; absent if they were not."""
+    max_gpus: _builtins.float
+    """The most GPUs in use that were measured."""
+    gpu_memory: _builtins.int
+    """Bytes of GPU memory in use when it was measured last; absent if it was not."""
+    max_gpu_memory: _builtins.int
+    """The most bytes of GPU memory that were measured."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        cpus: _builtins.float | None = ...,
+        max_cpus: _builtins.float | None = ...,
+        memory: _builtins.int | None = ...,
+        max_memory: _builtins.int | None = ...,
+        gpus: _builtins.float | None = ...,
+        max_gpus: _builtins.float | None = ...,
+        gpu_memory: _builtins.int | None = ...,
+        max_gpu_memory: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_gpu_memory", b"_gpu_memory", "_gpus", b"_gpus", "_max_cpus", b"_max_cpus", "_max_gpu_memory", b"_max_gpu_memory", "_max_gpus", b"_max_gpus", "_max_memory", b"_max_memory", "_memory", b"_memory", "cpus", b"cpus", "gpu_memory", b"gpu_memory", "gpus", b"gpus", "max_cpus", b"max_cpus", "max_gpu_memory", b"max_gpu_memory", "max_gpus", b"max_gpus", "max_memory", b"max_memory", "memory", b"memory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_gpu_memory", b"_gpu_memory", "_gpus", b"_gpus", "_max_cpus", b"_max_cpus", "_max_gpu_memory", b"_max_gpu_memory", "_max_gpus", b"_max_gpus", "_max_memory", b"_max_memory", "_memory", b"_memory", "cpus", b"cpus", "gpu_memory", b"gpu_memory", "gpus", b"gpus", "max_cpus", b"max_cpus", "max_gpu_memory", b"max_gpu_memory", "max_gpus", b"max_gpus", "max_memory", b"max_memory", "memory", b"memory", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
+    _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_memory: _TypeAlias = _typing.Literal["gpu_memory"]  # noqa: Y015
+    _WhichOneofArgType__gpu_memory: _TypeAlias = _typing.Literal["_gpu_memory", b"_gpu_memory"]  # noqa: Y015
+    _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
+    _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
+    _WhichOneofReturnType__max_cpus: _TypeAlias = _typing.Literal["max_cpus"]  # noqa: Y015
+    _WhichOneofArgType__max_cpus: _TypeAlias = _typing.Literal["_max_cpus", b"_max_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__max_gpu_memory: _TypeAlias = _typing.Literal["max_gpu_memory"]  # noqa: Y015
+    _WhichOneofArgType__max_gpu_memory: _TypeAlias = _typing.Literal["_max_gpu_memory", b"_max_gpu_memory"]  # noqa: Y015
+    _WhichOneofReturnType__max_gpus: _TypeAlias = _typing.Literal["max_gpus"]  # noqa: Y015
+    _WhichOneofArgType__max_gpus: _TypeAlias = _typing.Literal["_max_gpus", b"_max_gpus"]  # noqa: Y015
+    _WhichOneofReturnType__max_memory: _TypeAlias = _typing.Literal["max_memory"]  # noqa: Y015
+    _WhichOneofArgType__max_memory: _TypeAlias = _typing.Literal["_max_memory", b"_max_memory"]  # noqa: Y015
+    _WhichOneofReturnType__memory: _TypeAlias = _typing.Literal["memory"]  # noqa: Y015
+    _WhichOneofArgType__memory: _TypeAlias = _typing.Literal["_memory", b"_memory"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_memory) -> _WhichOneofReturnType__gpu_memory | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus) -> _WhichOneofReturnType__gpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_cpus) -> _WhichOneofReturnType__max_cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_gpu_memory) -> _WhichOneofReturnType__max_gpu_memory | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_gpus) -> _WhichOneofReturnType__max_gpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_memory) -> _WhichOneofReturnType__max_memory | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory) -> _WhichOneofReturnType__memory | None: ...
+
+Global___LearnerUsage: _TypeAlias = LearnerUsage  # noqa: Y015
 
 @_typing.final
 class GetLogsRequest(_message.Message):
@@ -2059,7 +2148,9 @@ class GetMetricsRequest(_message.Message):
     """Only points of this step or an earlier one."""
     @_builtins.property
     def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only metrics of these names."""
+        """Only metrics of these names. Default: all that the training reports; usage of the hardware has the names
+        system/cpu, system/memory, system/gpu and system/gpu_memory.
+        """
 
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:

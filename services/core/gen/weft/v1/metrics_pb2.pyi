@@ -1020,7 +1020,7 @@ class PointsRequest(_message.Message):
     """Only points up to this time, Unix milliseconds."""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only metrics of these names; empty: all."""
+        """Only metrics of these names; empty: all but usage of the hardware."""
 
     def __init__(
         self,
@@ -1149,6 +1149,7 @@ class SummaryReply(_message.Message):
     ETA_MS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     FETCHING_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
     lines: _builtins.int
     """Number of stored lines, and the highest seq."""
     points: _builtins.int
@@ -1169,6 +1170,10 @@ class SummaryReply(_message.Message):
     def fetching(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerFetching]:
         """What helpers of the newest attempt fetch now; at most 100."""
 
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Aggregate]:
+        """What each learner of the newest attempt uses of the hardware, by name and rank."""
+
     def __init__(
         self,
         *,
@@ -1179,10 +1184,11 @@ class SummaryReply(_message.Message):
         eta_ms: _builtins.int = ...,
         left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         fetching: _abc.Iterable[Global___LearnerFetching] | None = ...,
+        usage: _abc.Iterable[Global___Aggregate] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "left_out", b"left_out", "lines", b"lines", "points", b"points", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "left_out", b"left_out", "lines", b"lines", "points", b"points", "progress", b"progress", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1230,7 +1236,7 @@ class AggregatesRequest(_message.Message):
 
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the metrics; empty: all."""
+        """Names of the metrics; empty: all but usage of the hardware."""
 
     def __init__(
         self,

@@ -1,0 +1,65 @@
+"""A platform on this machine whose learners are pods of a test cluster, as `weft up --cluster kubernetes` starts it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.doorway import doorway
+from tests.testbed.kubernetes.helper_image import write_helper_image
+from tests.testbed.kubernetes.init import FOLDER_INSIDE
+from tests.testbed.platform import Platform, platform
+from tests.testbed.server import free_port
+
+KINDS: Final = "pods,configmaps,secrets,services,networkpolicies,podgroups.scheduling.k8s.io"
+"""Of which a job has objects."""
+
+
+def load_helper_image(cluster: Cluster, say: Callable[[str], None]) -> str:
+    """Makes the image of images/helper and gives it to each node. Returns its name. Learners run in it too."""
+    archive = cluster.folder / "images" / "weft-helper.tar"
+    name = write_helper_image(archive, say)
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda node: node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}"), cluster.nodes))
+    archive.unlink()
+    return name
+
+
+@contextmanager
+def platform_in_pods(
+    cluster: Cluster,
+    helper_image: str,
+    *,
+    name: str,
+    kubeconfig: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Generator[Platform]:
+    """``name``: of the installation, and of its tenants' namespaces. ``kubeconfig``: None is the cluster's own."""
+    port = free_port()
+    with doorway(cluster.control_plane_pid, port) as host:
+        own = {
+            "WEFT_CLUSTER": "kubernetes",
+            "WEFT_KUBERNETES_KUBECONFIG": str(kubeconfig or cluster.kubeconfig),
+            "WEFT_KUBERNETES_HELPER_IMAGE": helper_image,
+            "WEFT_KUBERNETES_INSTALLATION": name,
+            "WEFT_KUBERNETES_NAMESPACE_PREFIX": f"{name}-",
+            "WEFT_KUBERNETES_HELPER_CPUS": "0.2",  # a limit too: with less it takes most of each test's time
+            "WEFT_KUBERNETES_HELPER_MEMORY": "128MiB",
+            "WEFT_KUBERNETES_SCRATCH": "1GiB",
+            "WEFT_ADVERTISE": host,
+            "WEFT_LEARNERS_HOST": "127.0.0.1",
+            "WEFT_LEARNERS_PORT": str(port),
+        }
+        with platform({**own, **(settings or {})}) as running:
+            yield running
+
+
+def objects_left(cluster: Cluster) -> list[str]:
+    """Objects of jobs in the cluster."""
+    listed = cluster.kubectl("get", KINDS, "--all-namespaces", "--selector=weft.dev/job", "--output=json")
+    return [f"{item['kind']} {item['metadata']['name']}" for item in json.loads(listed)["items"]]
