@@ -20,10 +20,10 @@ export function Learners({ job, curves, usage }: { job: Job; curves: ReadonlyMap
       <thead>
         <tr>
           <th scope="col">Learner</th>
-          <th scope="col">Node</th>
+          <th scope="col" className="wide-only">Node</th>
           <th scope="col">State</th>
           <th scope="col">Uses</th>
-          <th scope="col">Latest values</th>
+          <th scope="col" className="wide-only">Latest values</th>
           <th scope="col">
             <span className="sr-only">Log</span>
           </th>
@@ -37,14 +37,14 @@ export function Learners({ job, curves, usage }: { job: Job; curves: ReadonlyMap
           return (
             <tr key={learner}>
               <th scope="row">{learner}</th>
-              <td>{node}</td>
+              <td className="wide-only">{node}</td>
               <td>
                 {isLive(job.status) ? <StatusBadge status={job.status} /> : decided ? decision(job) : <StatusBadge status={job.status} />}
               </td>
               <td>
                 <Usage of={usage.find((entry) => String(entry.rank) === rank)} />
               </td>
-              <td>
+              <td className="wide-only">
                 <ul className="values">
                   {latest.slice(0, 4).map((curve) => (
                     <li key={curve.key}>
