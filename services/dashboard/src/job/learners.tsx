@@ -1,12 +1,12 @@
 // The learners of the current attempt, with phase, node, exit code and reason.
 import { Link } from "@tanstack/react-router";
-import { isLive, type Job } from "../api/types.ts";
+import { isLive, type Job, type LearnerUsage } from "../api/types.ts";
 import type { Curve } from "../charts/series.ts";
-import { number } from "../format.ts";
+import { bytes, number } from "../format.ts";
 import { Empty } from "../ui/notes.tsx";
 import { StatusBadge } from "../ui/status.tsx";
 
-export function Learners({ job, curves }: { job: Job; curves: ReadonlyMap<string, Curve> }) {
+export function Learners({ job, curves, usage }: { job: Job; curves: ReadonlyMap<string, Curve>; usage: readonly LearnerUsage[] }) {
   const learners = Object.entries(job.attempt.placement).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
   if (learners.length === 0)
     return (
@@ -20,9 +20,10 @@ export function Learners({ job, curves }: { job: Job; curves: ReadonlyMap<string
       <thead>
         <tr>
           <th scope="col">Learner</th>
-          <th scope="col">Node</th>
+          <th scope="col" className="wide-only">Node</th>
           <th scope="col">State</th>
-          <th scope="col">Latest values</th>
+          <th scope="col">Uses</th>
+          <th scope="col" className="wide-only">Latest values</th>
           <th scope="col">
             <span className="sr-only">Log</span>
           </th>
@@ -36,11 +37,14 @@ export function Learners({ job, curves }: { job: Job; curves: ReadonlyMap<string
           return (
             <tr key={learner}>
               <th scope="row">{learner}</th>
-              <td>{node}</td>
+              <td className="wide-only">{node}</td>
               <td>
                 {isLive(job.status) ? <StatusBadge status={job.status} /> : decided ? decision(job) : <StatusBadge status={job.status} />}
               </td>
               <td>
+                <Usage of={usage.find((entry) => String(entry.rank) === rank)} />
+              </td>
+              <td className="wide-only">
                 <ul className="values">
                   {latest.slice(0, 4).map((curve) => (
                     <li key={curve.key}>
@@ -66,6 +70,22 @@ export function Learners({ job, curves }: { job: Job; curves: ReadonlyMap<string
 export function splitLearner(learner: string): [string, string] {
   const at = learner.lastIndexOf("-");
   return [learner.slice(0, at), learner.slice(at + 1)];
+}
+
+/** Hardware that a learner uses now; at most, on hover. */
+function Usage({ of }: { of: LearnerUsage | undefined }) {
+  if (!of) return <span className="faint">–</span>;
+  return <span title={`at most ${amounts(of.max_cpus, of.max_memory, of.max_gpus, of.max_gpu_memory)}`}>{amounts(of.cpus, of.memory, of.gpus, of.gpu_memory)}</span>;
+}
+
+function amounts(cpus: number | null, memory: number | null, gpus: number | null, gpuMemory: number | null): string {
+  const parts = [
+    cpus === null ? "" : `${cpus.toFixed(2)} CPU`,
+    memory === null ? "" : bytes(memory),
+    gpus === null ? "" : `${gpus.toFixed(2)} GPU`,
+    gpuMemory === null ? "" : `${bytes(gpuMemory)} of GPUs`,
+  ];
+  return parts.filter(Boolean).join(" · ");
 }
 
 function decision(job: Job) {

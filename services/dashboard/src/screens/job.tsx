@@ -130,7 +130,7 @@ function JobPage({ id }: { id: string }) {
         <Tabs.Content value={tab} className="tab-content" tabIndex={-1}>
           {tab === "curves" ? <Curves job={job} curves={live.curves} error={live.curvesError} pending={live.curvesPending} view={search} onView={patch} /> : null}
           {tab === "logs" ? <LogPanel job={job} view={search} onView={patch} lines={lines} onStart={setLogAfter} /> : null}
-          {tab === "learners" ? <Learners job={job} curves={live.curves} /> : null}
+          {tab === "learners" ? <Learners job={job} curves={live.curves} usage={progress.data?.usage ?? []} /> : null}
           {tab === "events" ? <Events events={live.history} /> : null}
           {tab === "files" ? <Artifacts id={id} file={search.file} onFile={(file) => patch({ file }, false)} /> : null}
           {tab === "spec" ? (
