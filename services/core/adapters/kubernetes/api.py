@@ -55,6 +55,9 @@ METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 """Lists with this ``accept`` contain the metadata of objects only."""
 _JSON: Final = {"Accept": "application/json", "Content-Type": "application/json"}
 _TIMEOUT_S: Final = 15.0
+_TLS_END_S: Final = 0.25
+"""The library does not wait for the end of TLS of connections whose request was cancelled. Its documentation recommends
+this pause."""
 _CONNECT_S: Final = 5.0
 _REQUESTS: Final = 64
 """At the same time, without watches. More wait here, before their time limit begins: a gang of a thousand pods is one
@@ -161,12 +164,17 @@ class Api:
                     raise _status_error(int(event["object"].get("code", 500)), event["object"], None)
                 yield event
         finally:
+            connection = response.response.connection
+            if connection is not None and connection.transport is not None:
+                connection.transport.abort()  # closing would wait for the server's end of TLS, which nothing awaits
             response.response.close()
 
     async def close(self) -> None:
+        """Ends all connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.close()
+            await asyncio.sleep(_TLS_END_S)
 
     async def _request(
         self,
