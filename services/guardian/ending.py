@@ -174,7 +174,12 @@ class Ending:
             actor = current.actor_of_desired if verdict.to in {Status.KILLED, Status.HALTED} else "guardian"
             ended = moved(current, verdict.to, actor=actor, now=now, reason=verdict.reason, message=message)
             checkpoint = observed_state.newest_checkpoint(current, learners, now=now)
-            ended = replace(ended, summary=summary, checkpoint=checkpoint)
+            # A short training reports its first step together with its end.
+            steps = observed_state.startup_steps(
+                current.attempt, learners, expected=len(current.attempt.placement), now=now
+            )
+            attempt = replace(ended.attempt, startup=steps)
+            ended = replace(ended, summary=summary, checkpoint=checkpoint, attempt=attempt)
             if verdict.to is Status.QUEUED:
                 return _queued_again(ended, limits, verdict, now, outage_most_ms=self._outage_most_ms)
             return replace(ended, observed_generation=current.generation)

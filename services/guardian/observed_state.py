@@ -16,6 +16,7 @@ from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.job import Attempt, Job, advanced
 from services.core.domain.learner import Exit, LearnerStatus, job_status, learner_name, step_times
 from services.core.domain.spec import JobSpec
+from services.core.domain.startup import Span
 from services.core.domain.status import PHASE_ORDER, Phase, Status
 from services.core.ports.cluster import LearnerProcess, Observation
 
@@ -263,14 +264,21 @@ def with_observed(job: Job, learners: Mapping[str, LearnerStatus], *, expected: 
     counters = replace(counters, outages=0) if attempt.started else counters
     ahead = advanced(job, job_status(learners.values(), expected), actor="guardian", now=now, times=times)
     checkpoint = newest_checkpoint(job, learners, now=now, least_ms=_CHECKPOINT_MS)
-    known = attempt.startup
-    steps = startup.observed(known, (learner.startup for learner in learners.values()), expected=expected, now=now)
+    known, steps = attempt.startup, startup_steps(job.attempt, learners, expected=expected, now=now)
     if (ahead, attempt, counters, checkpoint) == (job, job.attempt, job.counters, job.checkpoint) and (
         not startup.is_news(known, steps, now=now, after_ms=_STARTUP_MS)
     ):
         return job
     attempt = replace(attempt, startup=steps)
     return replace(ahead, attempt=attempt, counters=counters, checkpoint=checkpoint, updated=now)
+
+
+def startup_steps(
+    attempt: Attempt, learners: Mapping[str, LearnerStatus], *, expected: int, now: int
+) -> Mapping[str, Span]:
+    """The steps of the start-up, as recorded and as the learners report them. ``now``: Unix milliseconds."""
+    reported = (learner.startup for learner in learners.values())
+    return startup.observed(attempt.startup, reported, expected=expected, now=now)
 
 
 def newest_checkpoint(

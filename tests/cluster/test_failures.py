@@ -34,6 +34,9 @@ from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.node import plan
 from tests.waiting import HANG_S, in_thread, until
 
+# Of an installation without admission policies: failures are provoked that they refuse.
+_OPTIONS: Final = replace(OPTIONS, installation="failures", namespace_prefix="failures-")
+
 FOREVER: Final = "exec sleep 1000"
 STUBBORN: Final = "trap '' TERM; while :; do sleep 0.1; done"
 _POLL_S: Final = 0.2
@@ -103,7 +106,7 @@ class Scene:
         return replace(self.machines.kubectl, namespace=self.namespace)(*arguments)
 
     async def pod(self, gang: AttemptPlan) -> Document | None:
-        return (await pods_of(self.api, OPTIONS, gang.job)).get("worker-0")
+        return (await pods_of(self.api, _OPTIONS, gang.job)).get("worker-0")
 
     async def node_of(self, gang: AttemptPlan) -> str:
         """Where its learner is."""
@@ -130,7 +133,7 @@ async def preempted(scene: Scene, gang: AttemptPlan) -> None:
     """A pod of a higher priority wants all GPUs of the learner's node."""
     selector = {"kubernetes.io/hostname": await scene.node_of(gang)}
     gpus = {"nvidia.com/gpu": "4"}
-    pod = script_pod("urgent", OPTIONS.learner_image, FOREVER, limits=gpus, nodeSelector=selector)
+    pod = script_pod("urgent", _OPTIONS.learner_image, FOREVER, limits=gpus, nodeSelector=selector)
     pod["spec"]["priorityClassName"] = "urgent"
     replace(scene.machines.kubectl, namespace=scene.namespace).create(pod)
 
@@ -305,7 +308,7 @@ class Provoked:
     def __init__(self, machines: Machines, api: Api, case: Case, number: int) -> None:
         self._machines, self._api, self._case = machines, api, case
         self._tenant = f"failure{number}"
-        self._options: KubernetesOptions = replace(OPTIONS, **dict(case.options))
+        self._options: KubernetesOptions = replace(_OPTIONS, **dict(case.options))
 
     async def run(self, status: MemoryStatusStore, hints: dict[str, asyncio.Event]) -> Outcome:
         cluster = AnnouncingCluster(Webhook(self._machines, self._case.alter), self._options, status)
@@ -407,8 +410,8 @@ async def provoke_all(machines: Machines) -> dict[str, Outcome]:
     async with AsyncExitStack() as stack:
         api = Api(machines.kubeconfig)
         stack.push_async_callback(api.close)
-        await stack.enter_async_context(standing_in(StandIn(api, machines.kubectl, OPTIONS, status)))
-        watching = AnnouncingCluster(Api(machines.kubeconfig), OPTIONS, status)
+        await stack.enter_async_context(standing_in(StandIn(api, machines.kubectl, _OPTIONS, status)))
+        watching = AnnouncingCluster(Api(machines.kubeconfig), _OPTIONS, status)
         stack.push_async_callback(watching.close)
 
         async def follow() -> None:

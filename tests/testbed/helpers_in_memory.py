@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from services.core.domain.codec import dump
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.learner import LearnerStatus
+from services.core.domain.startup import Span
 from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.ports.status_store import StatusStore
 from tests.testbed.memory.cluster import MemoryCluster, MemoryLearner
@@ -44,6 +45,8 @@ class Fate:
     """Its helper never reports anything, and lets it run."""
     on_term: int | None = -15
     """See ``MemoryLearner``."""
+    startup: Mapping[str, Span] = field(default_factory=dict)
+    """Steps of the start-up that it reports with its last report only."""
 
 
 class Metrics:
@@ -196,7 +199,7 @@ class _Helper:
         if end is not None and end.stop_cause != "kill" and self._learner.started is not None:
             await (asyncio.sleep(self._fate.store_s) if self._fate.store_s is not None else asyncio.Event().wait())
             self._helpers.stored.append((self._learner.job, self._learner.attempt, self._learner.name))
-            self._status = replace(self._status, message=self._fate.unkept)
+            self._status = replace(self._status, message=self._fate.unkept, startup=self._fate.startup)
         await self._report(Phase.STORED)
         self._learner.stored = True
         self._learner.notify()

@@ -8,6 +8,7 @@ import pytest
 
 from services.core.domain.errors import InvalidRequest, NoSpace, ResourceExhausted
 from services.core.domain.outages import Outage
+from services.core.domain.startup import Span, Step
 from services.core.domain.status import Desired, Status
 from services.core.use_cases.jobs import history
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane
@@ -43,6 +44,13 @@ async def test_hardware_is_free_within_a_second_after_the_last_result(plane: Con
     assert job.released is not None
     # The helper stores for 0.2 s.
     assert job.released - at[Status.STORING] <= 1200
+
+
+async def test_the_first_step_of_a_training_that_is_over_at_once_is_recorded(plane: ControlPlane) -> None:
+    job_id = await plane.submit()
+    first = Span(began=plane.clock.now_ms(), ended=plane.clock.now_ms() + 1)
+    plane.helpers.fate(job_id, run_s=0, startup={Step.FIRST_STEP: first})
+    assert Step.FIRST_STEP in (await plane.rested(job_id)).attempt.startup
 
 
 async def test_jobs_are_completed_halted_and_killed_with_every_hint_lost(plane: ControlPlane) -> None:

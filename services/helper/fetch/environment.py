@@ -42,6 +42,8 @@ _HASH: Final = re.compile(r"\s--hash[= ]\S+")
 _COMMENT: Final = re.compile(r"(^|\s)#.*$")
 _FILES: Final = (".whl", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".tar")
 """Endings of valid names that uv takes for files."""
+_NAME_CHARS: Final = 255
+"""No package has a longer name, since no file has. An index that refuses it would look like one that is away."""
 _MAX_REQUIREMENTS: Final = 256 * 2**10
 _LAST_LINES: Final = 12
 _OUTAGES: Final = {
@@ -175,7 +177,8 @@ def _requirement(line: str, number: int) -> str:
 
     with contextlib.suppress(InvalidRequirement):
         requirement = Requirement(line)
-        if requirement.url is None and not requirement.name.lower().endswith(_FILES):
+        is_name = len(requirement.name) <= _NAME_CHARS and not requirement.name.lower().endswith(_FILES)
+        if requirement.url is None and is_name:
             return str(requirement)
     shown = line[:80].encode("unicode_escape").decode()
     what = "write names and versions only, e.g. rich>=13"
