@@ -93,7 +93,7 @@ def test_a_job_is_watched_until_it_completes_while_its_curve_grows(open_visit: O
     status(page, "completed")
     expect(page.locator(".phases")).to_contain_text("Training")
     page.locator(".start-up summary").click()
-    for label in ("In the queue", "Placed on nodes", "Learners launched"):
+    for label in ("In the queue", "Placed on nodes", "Learners launched", "First step"):
         expect(page.locator(".start-up-steps")).to_contain_text(label)
     page.get_by_role("tab", name="Events").click()
     expect(page.locator(".events tbody tr").first).to_contain_text("completed")

@@ -75,7 +75,7 @@ async def test_packed_jobs_share_nodes_and_spread_jobs_do_not(
     simulated: Cluster, promise: Promise, method: GangMethod
 ) -> None:
     """Nodes per job: one with pack, as many as there are pods with spread."""
-    jobs, pods = (10, 8) if promise.n(short=0, long=1) else (2, 6)
+    jobs, pods = (10, 8) if promise.n(short=0, long=1) else (2, 4)
     async with gangs_on(simulated, method) as gangs:
         for placement, nodes in (("pack", 1), ("spread", pods)):
             placed = await gangs.place(jobs, pods, placement)
