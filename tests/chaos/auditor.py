@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.adapters.etcd.store import EtcdStatusStore
+from services.core.domain.usage import USAGE_NAMES
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.runtime.address import Address
 from tests.chaos.load import Life, Owned
@@ -34,7 +35,6 @@ ENDS: Final[Mapping[Life, frozenset[str]]] = {
     # A learner that finished before the kill arrived has completed: an exit counts more than the desired state.
     "kill": frozenset({"KILLED"}),
 }
-USAGE_NAMES = ("system/cpu", "system/memory", "system/gpu", "system/gpu_memory")
 _LIVE: Final = {"QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING"}
 FOLLOWS: Final[Mapping[str, set[str]]] = {
     "QUEUED": {"PENDING", "HALTED", "HALTING"},

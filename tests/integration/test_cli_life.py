@@ -100,7 +100,9 @@ def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_
         ["down", "--home", str(tmp_path / "nothing-here")],
         ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["dashboard", "--no-open"],
         ["logout", "here"], ["user"], ["key"], ["cluster"], ["queue"], ["version"], ["completion", "bash"],
-        ["frameworks"], ["sizes"], ["storage"],
+        ["frameworks"], ["sizes"], ["storage"], ["manifests"],
+        # Its jobs are tried on installations of containers and pods.
+        ["conformance", "--home", home, *(f"--skip={name}" for name in ("two learners", "walls", "gpu"))],
     ]  # fmt: skip
     answers: dict[str, Any] = {}
     for name, *words in typed:
@@ -125,7 +127,8 @@ def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
         output = weft(*words, job, "-o", "json")
         assert output.code == 0
         sequence = [json.loads(line)["seq"] for line in output.out.splitlines()]
-        assert sequence == list(range(1, len(sequence) + 1)), words
+        numbers_have_gaps = words[0] == "metrics"  # points of the learner's use of the hardware lie between
+        assert sequence == (sorted(set(sequence)) if numbers_have_gaps else list(range(1, len(sequence) + 1))), words
         for line in output.out.splitlines():
             check_answer(" ".join(words).replace("logs -f", "logs"), json.loads(line))
         assert sequence, words

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.domain.usage import USAGE_NAMES
 from services.core.runtime.processes import identify
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S, eventually
@@ -108,7 +109,8 @@ def test_killed_service_does_not_disturb_training(
     assert len(before) == 2
     job.wait(DONE_S)
     assert (job.attempt, weights(job, tmp_path)) == (1, undisturbed)
-    for stored in (job.points(), job.logs()):
-        seqs = [entry.seq for entry in stored]
+    usage = job.points(name=USAGE_NAMES)  # numbered with the other points
+    for stored in ((*job.points(), *usage), job.logs()):
+        seqs = sorted(entry.seq for entry in stored)
         assert seqs == list(range(1, len(seqs) + 1))
     assert [point.step for point in job.points(name="loss")] == list(range(1, STEPS + 1))
