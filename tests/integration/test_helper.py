@@ -73,7 +73,7 @@ async def test_lines_results_and_logs_of_a_shell_command_are_stored(learner: Hel
     assert learner.intake.phases[-1] == "STORED"
     assert learner.intake.text() == ["hello", "unfinished"]
     assert learner.intake.text("stderr") == ["oops"]
-    assert {key[4] for key in learner.intake.final} == {"stdout", "stderr"}
+    assert {key[4] for key in learner.intake.final} == {"stdout", "stderr", "usage"}
     assert learner.objects("results") == {"worker-0/d/y": b"x\n", "worker-0/out.txt": b"kept\n"}
     logs = learner.objects("logs")
     assert sorted(logs) == [f"learner-1/{name}" for name in ("own.log", "stderr.1", "stdout.1", "training-log.txt")]
