@@ -125,7 +125,7 @@ class UsageSource:
 
 
 def _values(last: Usage, usage: Usage) -> tuple[tuple[str, float], ...]:
-    """Name and value of what is known. ``usage``: measured after ``last``."""
+    """Name and value of each measured quantity. ``usage``: measured after ``last``."""
     values: list[tuple[str, float]] = []
     if usage.cpu_s is not None and last.cpu_s is not None:
         # The time of a process that ended is lost where its parent did not wait for it.

@@ -77,7 +77,7 @@ class Watcher:
         self._thread.join()
 
     def live(self) -> dict[Attempt, set[str]]:
-        """The learners of each attempt that are live now, as far as the watch has told."""
+        """The learners of each attempt that are live now, according to the events of the watch so far."""
         with self._changed:
             result: dict[Attempt, set[str]] = {}
             for attempt, learner in self._live.values():

@@ -1,7 +1,7 @@
-"""What is no hint: found out before anything acts on it, so that no message stops the worker or comes back to it.
+"""Drops messages that are no hints before anything acts on them, so that none stops the worker or comes back to it.
 
-Whoever can write to the broker can put anything there: a stray tool, a job of another program, an older Weft. All of it
-is dropped, with a line in the log that never repeats what was in it, and counted.
+The broker's queue may hold anything: messages of a stray tool, of a job of another program, of an older Weft. They are
+dropped, with a line in the log that never repeats their content, and counted.
 """
 
 from __future__ import annotations
