@@ -51,9 +51,10 @@ def trace_of(uid: int, places: Places | None = None) -> str:
 def files_of(uid: int, places: Places | None = None) -> Iterator[str]:
     """Paths of the user's files, outermost only; "FOLDER/..." for a folder with too much to look through."""
     where = places or Places()
+    mounts = mount_points(where.proc)
     for top in where.folders:
         budget = iter(range(where.max_entries))
-        for _, _, path in _entries_of(uid, top, where, budget):
+        for _, _, path in _entries_of(top, _Walk(uid, mounts, budget)):
             yield path
         if next(budget, None) is None:
             yield f"{top}/..."
@@ -66,20 +67,20 @@ def sweep(uid: int, places: Places | None = None) -> None:
     others, who can put a link in their place.
     """
     where = places or Places()
+    mounts = mount_points(where.proc)
     for top in where.folders:
         is_complete = False
         while not is_complete:
             budget, removed = iter(range(where.max_entries)), False
-            for folder, name, _ in _entries_of(uid, top, where, budget):
+            for folder, name, _ in _entries_of(top, _Walk(uid, mounts, budget)):
                 remove_below(folder, name)
                 removed = True
             is_complete = next(budget, None) is not None or not removed
 
 
-def _entries_of(uid: int, top: str, places: Places, budget: Iterator[int]) -> Iterator[tuple[int, str, str]]:
+def _entries_of(top: str, walk: _Walk) -> Iterator[tuple[int, str, str]]:
     """(descriptor of the folder, name, path) of the user's files; the descriptor is good until the next."""
     with suppress(OSError):
-        walk = _Walk(uid, mount_points(places.proc), budget)
         yield from walk.below(os.open(top, _FOLDER), os.path.realpath(top))
 
 

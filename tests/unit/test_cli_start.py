@@ -68,7 +68,7 @@ LIBRARIES = {
     "grpc",
     "kubernetes",
 }
-"""Libraries that take long to import and that no command needs that only shows what is there."""
+"""Libraries that take long to import. Commands that only show something need none of them."""
 
 
 JOB = {

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ from services.core.domain.errors import FieldError, InvalidRequest, NotFound, Un
 from services.core.domain.ids import is_id
 from services.core.domain.job import Job as JobDocument
 
+_Stored = TypeVar("_Stored", JobPoint, JobLine)
 _GATHER_S: Final = 0.2
 """Changes of the list are sent at most so often to one page."""
 _RETRY_S: Final = 0.5
@@ -284,43 +285,53 @@ async def _job(services: ApiServices, principal: Principal, job_id: str, after: 
             return
 
 
-async def _points(
+def _points(
     services: ApiServices, principal: Principal, params: StreamParams, job_id: str, after: int | None
 ) -> _Items:
-    """Points of a job, also after it was at rest and was resumed."""
-    if after is None:
-        after = await _count(services, job_id, lambda summary: summary.points)
-    yield _Item("start", StreamStart(part="points", id=job_id, seq=after), after)
     wanted = PointsParams(name=params.name)
-    while True:
-        batches = await telemetry.follow_metrics(services, principal, job_id, wanted, resumed=after)
-        async with aclosing(batches):
-            async for batch in batches:
-                if isinstance(batch, JobEnd):
-                    yield _Item("end", StreamEnd(part="points", end=batch))
-                elif batch:
-                    after = batch[-1].seq
-                    yield _Item("points", StreamPoints(id=job_id, points=batch), after)
-        if not await _resumed(services, principal, job_id):
-            return
+    return _followed(
+        services, principal, "points", job_id, after,
+        count=lambda summary: summary.points,
+        follow=lambda last: telemetry.follow_metrics(services, principal, job_id, wanted, resumed=last),
+        event=lambda batch: StreamPoints(id=job_id, points=batch),
+    )  # fmt: skip
 
 
-async def _lines(
+def _lines(
     services: ApiServices, principal: Principal, _params: StreamParams, job_id: str, after: int | None
 ) -> _Items:
-    """Log lines of a job, also after it was at rest and was resumed."""
+    return _followed(
+        services, principal, "lines", job_id, after,
+        count=lambda summary: summary.lines,
+        follow=lambda last: telemetry.follow_logs(services, principal, job_id, LinesParams(), resumed=last),
+        event=lambda batch: StreamLines(id=job_id, lines=batch),
+    )  # fmt: skip
+
+
+async def _followed(
+    services: ApiServices,
+    principal: Principal,
+    part: str,
+    job_id: str,
+    after: int | None,
+    *,
+    count: Callable[[Summary], int],
+    follow: Callable[[int], Awaitable[AsyncGenerator[Sequence[_Stored] | JobEnd]]],
+    event: Callable[[Sequence[_Stored]], Answer],
+) -> _Items:
+    """Points or lines of a job, also after it was at rest and was resumed."""
     if after is None:
-        after = await _count(services, job_id, lambda summary: summary.lines)
-    yield _Item("start", StreamStart(part="lines", id=job_id, seq=after), after)
+        after = await _count(services, job_id, count)
+    yield _Item("start", StreamStart(part=part, id=job_id, seq=after), after)
     while True:
-        batches = await telemetry.follow_logs(services, principal, job_id, LinesParams(), resumed=after)
+        batches = await follow(after)
         async with aclosing(batches):
             async for batch in batches:
                 if isinstance(batch, JobEnd):
-                    yield _Item("end", StreamEnd(part="lines", end=batch))
+                    yield _Item("end", StreamEnd(part=part, end=batch))
                 elif batch:
                     after = batch[-1].seq
-                    yield _Item("lines", StreamLines(id=job_id, lines=batch), after)
+                    yield _Item(part, event(batch), after)
         if not await _resumed(services, principal, job_id):
             return
 

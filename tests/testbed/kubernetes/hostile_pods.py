@@ -227,7 +227,7 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
     ),
     "spec.volumes+": (
         *({"name": "evil", "hostPath": {"path": path}} for path in (
-            "/", "/etc", "/root/.ssh", "/proc", "/var/run/docker.sock", "/run/containerd/containerd.sock",
+            "/", "/etc", "/home", "/proc", "/var/run/docker.sock", "/run/containerd/containerd.sock",
             "/var/lib/kubelet", "/dev", "/etc/kubernetes/pki")),
         {"name": "evil", "nfs": {"server": "192.0.2.1", "path": "/"}},
         {"name": "evil", "persistentVolumeClaim": {"claimName": "of-another"}},
