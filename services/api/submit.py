@@ -36,6 +36,7 @@ from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec
 from services.core.domain.unsupported import unsupported
 from services.core.formats.spec_text import parse_spec_text
 from services.core.frameworks import Framework
+from services.core.frameworks.images import LibraryImages
 from services.core.ports.clock import Clock
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
@@ -105,6 +106,20 @@ def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
     else:
         return
     raise InvalidSpec(f"/roles: {why}", errors=(FieldError("/roles", why),))
+
+
+def check_image(spec: JobSpec, images: LibraryImages | None) -> None:
+    """Raises InvalidSpec for a framework that learners in pods have no image of.
+
+    ``images``: None: learners are no pods, or it is unknown which images there are.
+    """
+    entry = framework_of(spec)
+    if images is None or entry is None or images.of(entry):
+        return
+    present = ", ".join(f"{known.name} {known.version}" for known in frameworks.library() if images.of(known))
+    why = f"this cluster has no image of {entry.name} {entry.version}"
+    hint = f"{f'it has: {present}; ' if present else ''}name one with `image:`, or tell the operator to add it"
+    raise InvalidSpec(f"/framework: {why}; {hint}", errors=(FieldError("/framework", why, hint),))
 
 
 async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"], cluster: str) -> JobSpec:

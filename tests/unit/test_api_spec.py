@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from services.api.submit import check_gang, read_spec
+from services.api.submit import check_gang, check_image, read_spec
 from services.core.domain.errors import InvalidSpec
 from services.core.domain.spec import JobSpec, dump_spec, parse_spec
+from services.core.frameworks.images import LibraryImages
 
 WORDS = some.sampled_from(
     [
@@ -74,3 +75,29 @@ def test_gang_with_more_learners_or_bytes_than_the_platform_takes_is_refused_wit
     assert [error.pointer for error in refused.value.errors] == ["/roles"]
     with pytest.raises(InvalidSpec, match=r"1100 bytes together, .* takes 1099 \(WEFT_MAX_GANG_BYTES\)"):
         check_gang(spec, max_learners=11, max_bytes=1_099)
+
+
+def test_framework_without_an_image_on_this_cluster_is_refused_with_those_that_have_one() -> None:
+    images = LibraryImages(named={"numpy-2": "registry.example/numpy:2"})
+    spec = parse_spec({"name": "x", "command": "true", "framework": "jax:0.10"})
+    with pytest.raises(InvalidSpec, match=r"^/framework: this cluster has no image of jax 0\.10") as refused:
+        check_image(spec, images)
+    (error,) = refused.value.errors
+    assert error.pointer == "/framework"
+    assert error.hint.startswith("it has: numpy 2.")
+    assert "`image:`" in error.hint
+    with pytest.raises(InvalidSpec, match=r"jax 0\.10\S*; name one with `image:`"):
+        check_image(spec, LibraryImages())
+
+
+@pytest.mark.parametrize(
+    ("fields", "images"),
+    [
+        ({"framework": "jax:0.10"}, None),  # learners are no pods
+        ({"framework": "jax:0.10"}, LibraryImages(registry="registry.example")),
+        ({"image": "mine:1"}, LibraryImages()),
+        ({}, LibraryImages()),
+    ],
+)
+def test_job_whose_learners_have_an_image_is_accepted(fields: dict[str, str], images: LibraryImages | None) -> None:
+    check_image(parse_spec({"name": "x", "command": "true", **fields}), images)
