@@ -18,7 +18,7 @@ from services.api.access import Principal
 from services.api.idempotency import request_digest
 from services.api.instrumentation import Instrumentation
 from services.api.platform import Fit, Platform
-from services.api.uploads import Upload
+from services.api.uploads import REQUIREMENTS, Code, Upload
 from services.core import frameworks
 from services.core.domain.errors import (
     Duplicate,
@@ -120,6 +120,15 @@ def check_image(spec: JobSpec, images: LibraryImages | None) -> None:
     why = f"this cluster has no image of {entry.name} {entry.version}"
     hint = f"{f'it has: {present}; ' if present else ''}name one with `image:`, or tell the operator to add it"
     raise InvalidSpec(f"/framework: {why}; {hint}", errors=(FieldError("/framework", why, hint),))
+
+
+def check_code(code: Code, cluster: str) -> None:
+    """Raises InvalidSpec for code that learners on this kind of cluster cannot run."""
+    if cluster != "kubernetes" or not code.has_requirements:
+        return
+    why = f"its {REQUIREMENTS} is not installed on this cluster"
+    hint = "name an image that has the packages with `image:`, and leave the file out (.weftignore)"
+    raise InvalidSpec(f"/code: {why}; {hint}", errors=(FieldError("/code", why, hint),))
 
 
 async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"], cluster: str) -> JobSpec:

@@ -2,14 +2,18 @@
 
 # ruff: noqa: E501 - lists of words read better in long lines
 
+import io
 import json
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from services.api.submit import check_gang, check_image, read_spec
+from services.api.submit import check_code, check_gang, check_image, read_spec
+from services.api.uploads import Code, Uploads
 from services.core.domain.errors import InvalidSpec
 from services.core.domain.spec import JobSpec, dump_spec, parse_spec
 from services.core.frameworks.images import LibraryImages
@@ -101,3 +105,34 @@ def test_framework_without_an_image_on_this_cluster_is_refused_with_those_that_h
 )
 def test_job_whose_learners_have_an_image_is_accepted(fields: dict[str, str], images: LibraryImages | None) -> None:
     check_image(parse_spec({"name": "x", "command": "true", **fields}), images)
+
+
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [(("train.py", "requirements.txt"), True), (("train.py", "lib/requirements.txt", "requirements.txt.old"), False)],
+)
+async def test_code_with_requirements_is_refused_before_it_is_stored_where_learners_are_pods(
+    tmp_path: Path, files: tuple[str, ...], *, refused: bool
+) -> None:
+    uploads = Uploads(tmp_path / "uploads", max_bytes=2**20, most=1, most_of_tenant=1)
+    uploads.open()
+    async with uploads.receive("acme") as upload:
+        await upload.write(packed(files))
+        code: Code = await upload.finish()
+    uploads.close()
+    check_code(code, "local")
+    if not refused:
+        check_code(code, "kubernetes")
+        return
+    with pytest.raises(InvalidSpec, match=r"^/code: its requirements.txt is not installed .* `image:`") as error:
+        check_code(code, "kubernetes")
+    assert [field.pointer for field in error.value.errors] == ["/code"]
+
+
+def packed(files: tuple[str, ...]) -> bytes:
+    """A code archive with these files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in files:
+            archive.writestr(name, "numpy\n")
+    return buffer.getvalue()

@@ -16,7 +16,7 @@ from services.api.job_answer import Job, ResourceSize, job_answer, size_answer, 
 from services.api.params import Params
 from services.api.services import ApiServices
 from services.api.spec_fields import with_fields
-from services.api.submit import Plan, check_gang, check_image, read_spec_in_thread
+from services.api.submit import Plan, check_code, check_gang, check_image, read_spec_in_thread
 from services.api.uploads import Upload
 from services.core.domain.errors import TooLarge
 from services.core.domain.spec import JobSpec, dump_spec
@@ -151,7 +151,9 @@ async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, 
     """Checks the code and sets its digest. ``keep``: stores it, or checks that it is stored."""
     with services.instrumentation.counting_refused_code():
         if incoming.upload is not None:
-            incoming.code_digest = (await incoming.upload.finish()).digest
+            code = await incoming.upload.finish()
+            check_code(code, services.settings.cluster)
+            incoming.code_digest = code.digest
             if keep:
                 await services.storage_bound.check(tenant, incoming.upload.size)
                 if await services.submissions.keep_code(incoming.upload, tenant, incoming.code_digest):
