@@ -99,7 +99,8 @@ def every_command(form: str, platform: Platform, code: Path, folder: Path) -> li
     typed = [
         ("init", ["init", str(folder / "new")]), ("train --dry-run", [*train, "--dry-run"]), ("train", train),
         ("logs", ["logs", "JOB", "-f"]), ("metrics -f", ["metrics", "-f", "JOB"]),
-        ("events -f", ["events", "-f", "JOB"]), ("wait", ["wait", "JOB"]), ("list", ["list"]), ("show", ["show", "JOB"]), ("logs", ["logs", "JOB"]),
+        ("events -f", ["events", "-f", "JOB"]), ("wait", ["wait", "JOB"]), ("list", ["list"]),
+        ("show", ["show", "JOB"]), ("logs", ["logs", "JOB"]),
         ("events", ["events", "JOB"]), ("explain", ["explain", "JOB"]), ("metrics", ["metrics", "JOB"]),
         ("watch", ["watch", "JOB"]), ("download", ["download", "JOB", str(folder / "out")]),
         ("train", [*train, "--set", "env.SLEEP=60"]), ("halt", ["halt", "LONG"]), ("wait", ["wait", "LONG"]),
