@@ -102,6 +102,8 @@ _FRAME: Final = re.compile(r'^\s+File "(?P<path>[^"]+)", line (?P<line>\d+)')
 _EXCEPTION: Final = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|StopIteration)\b")
 _LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<")
 _CODE_FOLDER: Final = "/model-code/"
+_BEFORE_CODE: Final = re.compile(r"/[^\s'\"]*/model-code/")
+"""The platform's folders: only the path within the user's code is of interest."""
 
 
 def find_cause(lines: Sequence[str], *, exit_code: int | None = None, signal_number: int | None = None) -> Cause | None:
@@ -113,11 +115,12 @@ def find_cause(lines: Sequence[str], *, exit_code: int | None = None, signal_num
     exception, place = _last_exception(lines)
     known = _known(exception) if exception else None
     if exception:
+        exception = _BEFORE_CODE.sub("", exception)
         sentence = f"{exception[:_LONGEST]}{f' ({place})' if place else ''}"
         return Cause(f"{sentence}: {known.sentence}", known.advice) if known else Cause(sentence)
     for line in reversed(lines[-_LAST_LINES:]):
         if (known := _known(line)) is not None:
-            return Cause(f"{line.strip()[:_LONGEST]}: {known.sentence}", known.advice)
+            return Cause(f"{_BEFORE_CODE.sub('', line).strip()[:_LONGEST]}: {known.sentence}", known.advice)
     return _of_the_end(exit_code, signal_number)
 
 
