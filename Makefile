@@ -105,7 +105,7 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
-	@for page in settings schema api_reference openapi architecture hostile command_output; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@for page in settings schema api_reference openapi architecture hostile command_output messages; do $(BIN)/python scripts/$$page.py || exit 1; done
 	@scripts/dashboard.sh --generate
 
 clean: ## Remove caches and build outputs (.venv stays)

@@ -22,6 +22,12 @@ def test_page_of_command_output_is_current() -> None:
     assert subprocess.run([sys.executable, script, "--check"], check=False, cwd=ROOT).returncode == 0
 
 
+def test_page_of_messages_is_current() -> None:
+    script = ROOT / "scripts" / "messages.py"
+    done = subprocess.run([sys.executable, script, "--check"], check=False, cwd=ROOT)
+    assert done.returncode == 0, "a message has changed: run `python scripts/messages.py`, and read it"
+
+
 def test_every_command_has_a_schema() -> None:
     commands = {name for section in COMMANDS.values() for name in section}
     assert {command.split()[0] for command in ANSWERS} == commands
