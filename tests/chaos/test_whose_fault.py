@@ -23,14 +23,19 @@ from weft import Client
 from weft._job import Job
 
 AWAY = {Outage.INDEX_UNAVAILABLE, Outage.DATA_STORE_UNAVAILABLE}
-QUICK = {"WEFT_NODE_CPUS": "64", "WEFT_OUTAGE_BACKOFF_S": "1"}
+
+
+def quick(count: int) -> dict[str, str]:
+    """Settings of a platform that takes so many jobs at once. Those that wait are not all tried again each second."""
+    return {"WEFT_NODE_CPUS": "64", "WEFT_OUTAGE_BACKOFF_S": str(max(1, count // 3))}
 
 
 @contextmanager
-def platform_beside(world: OutsideWorld) -> Generator[Client]:
+def platform_beside(world: OutsideWorld, count: int) -> Generator[Client]:
     """A platform whose package index this is, and whose jobs may read data from it."""
     environment = {
-        **QUICK, "UV_DEFAULT_INDEX": f"{world.url}/simple", "UV_HTTP_RETRIES": "0", "WEFT_HTTP_ALLOW": "127.0.0.1",
+        **quick(count), "UV_DEFAULT_INDEX": f"{world.url}/simple", "UV_HTTP_RETRIES": "0",
+        "WEFT_HTTP_ALLOW": "127.0.0.1",
     }  # fmt: skip
     with empty_platform(environment) as running:
         running.up()
@@ -63,7 +68,7 @@ def test_no_job_fails_while_package_index_and_data_store_are_away_and_all_comple
     tmp_path: Path, promise: Promise
 ) -> None:
     count = promise.n(short=6, long=100)
-    with outside_world(serves=count // 2) as world, platform_beside(world) as client:
+    with outside_world(serves=count // 2) as world, platform_beside(world, count) as client:
         jobs = [submit(client, world, number, tmp_path) for number in range(count)]
         states = eventually(lambda: waiting_for_the_world(jobs), DONE_S + 10 * count)
         assert states["COMPLETED"] <= count // 2
@@ -106,7 +111,7 @@ def waiting_for_the_world(jobs: list[Job]) -> Counter[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
 def test_no_job_fails_while_the_learners_disk_is_full_and_all_complete_once_there_is_room(promise: Promise) -> None:
     count = promise.n(short=6, long=100)
-    with empty_platform({**QUICK, "WEFT_DISK_FREE_PERCENT": "10"}) as running:
+    with empty_platform({**quick(count), "WEFT_DISK_FREE_PERCENT": "10"}) as running:
         (running.home / "node").mkdir(parents=True)
         with small_disk(running.home / "node", 64):
             try:
