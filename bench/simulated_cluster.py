@@ -1,20 +1,23 @@
 """Ways to get many pods into a cluster of simulated nodes: Weft's adapter, plain pods, Kubernetes' own Jobs.
 
 All three run against the same API server, scheduler and controller manager, one after the other, with pods of the same
-containers, requests and labels. A watch of its own counts pods.
+containers, requests and labels. A watch of its own counts pods. The scheduler's own metrics say how often it tried
+pods, and how often it wrote: on a busy machine these counts say more than times.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from bench.report import Row
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.options import GangMethod
 from services.core.adapters.kubernetes.places import PODS
@@ -26,6 +29,17 @@ NAMESPACE: Final = "weft-t"
 _MARK: Final = "bench.weft.dev/way"
 _JOBS: Final = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 _TIMEOUT_S: Final = 900.0
+_TRIES: Final = re.compile(r"^scheduler_schedule_attempts_total\{.*\} (\S+)$", re.MULTILINE)
+_SCHEDULER_WRITES: Final = re.compile(
+    r'^rest_client_requests_total\{.*method="(?:POST|PATCH|PUT|DELETE)".*\} (\S+)$', re.MULTILINE
+)
+TUNED_SCHEDULER: Final = (
+    "--kube-api-qps=1000",
+    "--kube-api-burst=2000",
+    "--feature-gates=NominatedNodeNameForExpectation=false",
+)
+"""What the operator guide recommends ("Learners on Kubernetes"), as flags. A configuration file has the first two as
+``clientConnection``."""
 _PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
@@ -77,11 +91,28 @@ class Result:
     created_s: float
     bound_s: float
     writes_per_job: float
+    tries_per_pod: float = 0
+    """Of the scheduler; 1: each pod was bound with its first try."""
+    scheduler_writes_per_pod: float = 0
+    """Bindings and events included, of which each pod has one."""
 
 
 async def measure(machines: Cluster, count: Count, way: str, jobs: int, pods: int) -> Result:
     """One of ``WAYS``, from an empty cluster, which is empty again afterwards."""
-    return await WAYS[way](machines, count, jobs, pods)
+    before = await asyncio.to_thread(_scheduler_counts, machines)
+    result = await WAYS[way](machines, count, jobs, pods)
+    after = await asyncio.to_thread(_scheduler_counts, machines)
+    tries, writes = ((late - early) / (jobs * pods) for early, late in zip(before, after, strict=True))
+    return replace(result, tries_per_pod=tries, scheduler_writes_per_pod=writes)
+
+
+def _scheduler_counts(machines: Cluster) -> tuple[float, float]:
+    """How often the scheduler has tried a pod, and how often it has written to the API server."""
+    text = machines.control_plane.scheduler_metrics()
+    return (
+        sum(float(number) for number in _TRIES.findall(text)),
+        sum(float(number) for number in _SCHEDULER_WRITES.findall(text)),
+    )
 
 
 def _of_weft(method: GangMethod) -> Callable[[Cluster, Count, int, int], Awaitable[Result]]:
@@ -160,6 +191,18 @@ WAYS: Final[dict[str, Callable[[Cluster, Count, int, int], Awaitable[Result]]]] 
     "plain pods": _plain,
     "Kubernetes Jobs": _kubernetes_jobs,
 }
+
+
+def scheduler_rows(results: Mapping[str, Sequence[Result]]) -> list[Row]:
+    """What each way costs the scheduler."""
+    rows = [
+        Row(f"{way}: scheduler's tries per pod", [result.tries_per_pod for result in measured], "")
+        for way, measured in results.items()
+    ]
+    return rows + [
+        Row(f"{way}: scheduler's writes per pod", [result.scheduler_writes_per_pod for result in measured], "")
+        for way, measured in results.items()
+    ]
 
 
 async def measure_all(

@@ -204,6 +204,19 @@ async def test_request_that_arrives_after_the_next_attempt_runs_activates_nothin
     promise.kept(len(tried), "late requests of an earlier attempt beside a live one, four shapes")
 
 
+async def test_scheduler_sees_a_native_gang_only_once_all_its_gates_are_lifted(scene: Scene) -> None:
+    """Else it tries the gang anew for each pod, fails until the last one, and writes down each failure."""
+    gang, api = gang_of("4 learners"), CutApi(scene.machines.kubeconfig, _NEVER)
+    guardian = scene.guardian(api)
+    await start(guardian, gang)
+    lifted = [at for at, (method, path) in enumerate(api.sent) if method == "PATCH" and "/pods/" in path]
+    gang_object = [at for at, sent in enumerate(api.sent) if sent[0] == "POST" and sent[1].endswith("/podgroups")]
+    assert len(lifted) >= 4, api.sent
+    assert gang_object, api.sent
+    assert max(lifted) < min(gang_object), api.sent
+    await teardown(guardian, gang)
+
+
 async def test_objects_that_the_cluster_writes_meanwhile_keep_no_gang_from_starting(scene: Scene) -> None:
     requests, _ = await scene.requests("4 learners")
     for at in random.Random(_SEED).sample(range(requests), 8):

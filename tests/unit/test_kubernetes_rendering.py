@@ -55,7 +55,7 @@ def plan(tenant: str = "acme", learners: int = 3, gpus: float = 1, **fields: Any
 
 def all_documents(attempt: AttemptPlan, options: KubernetesOptions = OPTIONS) -> list[dict[str, Any]]:
     """The owner first."""
-    rest = objects.owned(attempt, options, UID, native_gang=True)
+    rest = [*objects.owned(attempt, options, UID), objects.pod_group(attempt, options, UID)]
     learners = [pods.pod(attempt, learner, options, UID, native_gang=True) for learner in attempt.learners]
     return [objects.owner(attempt, options), *rest, *learners]
 
@@ -183,7 +183,7 @@ def test_activation_applies_to_the_state_that_was_seen_only() -> None:
 
 def test_native_gang_needs_all_learners_and_is_named_by_every_pod() -> None:
     attempt = plan(learners=4)
-    group = objects.pod_group(attempt, OPTIONS)
+    group = objects.pod_group(attempt, OPTIONS, UID)
     assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 4}}
     pod = pods.pod(attempt, attempt.learners[3], OPTIONS, UID, native_gang=True)
     assert pod["spec"]["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}

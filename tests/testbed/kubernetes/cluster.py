@@ -61,6 +61,8 @@ class Settings:
     """It outlives the process that started it."""
     owner: Process | None
     """After the end of this process ``sweep`` ends the cluster."""
+    scheduler_flags: Sequence[str] = ()
+    """Of its kube-scheduler, after those that it always has."""
 
 
 def say_to_stderr(what: str) -> None:
@@ -86,6 +88,7 @@ class Cluster:
         gpus: int = 4,
         keep: bool = False,
         owner: int | None = None,
+        scheduler_flags: Sequence[str] = (),
         say: Say = say_to_stderr,
     ) -> Self:
         """Returns once all nodes are Ready. RuntimeError if it is up already, or cannot be; nothing is left then.
@@ -96,7 +99,9 @@ class Cluster:
         if not 0 <= nodes <= MOST_NODES:
             raise ValueError(f"a test cluster has at most {MOST_NODES} nodes, and {nodes} were demanded")
         pid = owner if keep else owner or os.getpid()
-        settings = Settings(nodes, simulated_nodes, gpus, keep, None if pid is None else Process.of(pid))
+        settings = Settings(
+            nodes, simulated_nodes, gpus, keep, None if pid is None else Process.of(pid), scheduler_flags
+        )
         binaries = programs.build(say, nodes=nodes > 0, simulated=simulated_nodes > 0)
         with self._locked():
             if self._control_plane.alive:
@@ -206,7 +211,8 @@ class Cluster:
     def control_plane(self) -> ControlPlane:
         settings = self.settings
         grace_s = _SIMULATED_GRACE_S if settings and settings.simulated else _NODE_GRACE_S
-        return ControlPlane(self._control_plane, node_grace_s=grace_s)
+        flags = settings.scheduler_flags if settings else ()
+        return ControlPlane(self._control_plane, node_grace_s=grace_s, scheduler_flags=flags)
 
     @property
     def control_plane_pid(self) -> int:
@@ -256,6 +262,16 @@ class Cluster:
         amounts = json.dumps({"status": {kind: {GPU: str(count)} for kind in ("capacity", "allocatable")}})
         self.kubectl("patch", "node", node, "--subresource=status", f"--patch={amounts}")
 
+    @contextmanager
+    def closed_port(self, port: int) -> Generator[None]:
+        """Within it, nothing that pods send to this port of the control plane's machine arrives."""
+        rule = ["INPUT", "--protocol=tcp", f"--dport={port}", "--jump=DROP"]
+        self._control_plane.on_network("iptables", "--wait", "--insert", *rule)
+        try:
+            yield
+        finally:
+            self._control_plane.on_network("iptables", "--wait", "--delete", *rule)
+
     def restart_node(self, node: Node) -> None:
         """After its machine was killed: starts it anew, without the pods that ran on it. Returns once it is Ready."""
         settings = self.settings
@@ -288,12 +304,19 @@ def sweep(say: Say = say_to_stderr) -> None:
 
 
 @contextmanager
-def cluster(*, nodes: int = 1, simulated_nodes: int = 0, gpus: int = 4, say: Say = say_to_stderr) -> Generator[Cluster]:
+def cluster(
+    *,
+    nodes: int = 1,
+    simulated_nodes: int = 0,
+    gpus: int = 4,
+    scheduler_flags: Sequence[str] = (),
+    say: Say = say_to_stderr,
+) -> Generator[Cluster]:
     """A cluster of this process, which ends with it. Blocks while it starts; needs no event loop and disturbs none."""
     sweep(say)
     own = Cluster(f"run-{os.getpid()}-{os.urandom(2).hex()}")
     try:
-        yield own.up(nodes=nodes, simulated_nodes=simulated_nodes, gpus=gpus, say=say)
+        yield own.up(nodes=nodes, simulated_nodes=simulated_nodes, gpus=gpus, scheduler_flags=scheduler_flags, say=say)
     finally:
         own.down()
         own.forget()

@@ -9,6 +9,7 @@ import base64
 import json
 import secrets
 import ssl
+import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,12 @@ PODS: Final = "10.244.0.0/16"
 _SERVICES: Final = "10.96.0.0/16"
 _FIRST_SERVICE: Final = "10.96.0.1"
 _KEYS: Final = f"{FOLDER_INSIDE}/keys"
+_SCHEDULER_METRICS: Final = "https://127.0.0.1:10259/metrics"
+# The scheduler has made its certificate itself.
+_READ_UNVERIFIED: Final = """\
+import ssl, sys, urllib.request
+print(urllib.request.urlopen(sys.argv[1], context=ssl._create_unverified_context()).read().decode())
+"""
 _ETCD: Final = "http://127.0.0.1:2379"
 _NETWORK: Final = f"""\
 link set lo up
@@ -113,10 +120,11 @@ def connect_network(machine: Machine) -> None:
 class ControlPlane:
     """Starts and restarts its servers, each on the data that is there."""
 
-    def __init__(self, machine: Machine, *, node_grace_s: int) -> None:
+    def __init__(self, machine: Machine, *, node_grace_s: int, scheduler_flags: Sequence[str] = ()) -> None:
         """``node_grace_s``: a node without a sign of life for so long is NotReady."""
         self._machine = machine
         self._node_grace_s = node_grace_s
+        self._scheduler_flags = scheduler_flags
 
     def start(self) -> None:
         """Starts all but kwok; returns once the API server is ready."""
@@ -157,7 +165,8 @@ class ControlPlane:
         return self._machine.spawn(
             "kube-scheduler",
             ["kube-scheduler", f"--kubeconfig={_KEYS}/system:kube-scheduler.kubeconfig", "--leader-elect=false",
-             "--bind-address=127.0.0.1", "--feature-gates=GenericWorkload=true,GangScheduling=true"],
+             "--bind-address=127.0.0.1", "--feature-gates=GenericWorkload=true,GangScheduling=true",
+             "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics", *self._scheduler_flags],
         )  # fmt: skip
 
     def start_controller_manager(self) -> Process:
@@ -195,6 +204,10 @@ class ControlPlane:
         except OSError:  # not yet: also every error status
             return False
         return True
+
+    def scheduler_metrics(self) -> str:
+        """Returns them in Prometheus' text format. RuntimeError if the scheduler does not answer."""
+        return self._machine.on_network(sys.executable, "-c", _READ_UNVERIFIED, _SCHEDULER_METRICS)
 
     def get(self, path: str) -> bytes:
         """Returns the API server's answer, as an administrator. OSError for an error status, too."""

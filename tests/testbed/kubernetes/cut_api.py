@@ -30,13 +30,18 @@ class CutApi(Api):
     def __init__(self, kubeconfig: Path, at: int, when: Cut = Cut.BEFORE) -> None:
         super().__init__(kubeconfig)
         self._at, self._when = at, when
-        self.requests = 0
-        """How many were begun."""
+        self.sent: list[tuple[str, str]] = []
+        """Method and path of the requests that were begun."""
         self.dead = False
         self.is_held = asyncio.Event()
         self.go_on = asyncio.Event()
         self.holds = False
         """The request waits for ``go_on`` before it is sent, instead of being cut."""
+
+    @property
+    def requests(self) -> int:
+        """How many were begun."""
+        return len(self.sent)
 
     def check_alive(self) -> None:
         """Raises Died if the process is dead."""
@@ -45,7 +50,8 @@ class CutApi(Api):
 
     async def _request(self, method: str, path: str, **options: Any) -> Document:
         self.check_alive()
-        number, self.requests = self.requests, self.requests + 1
+        number = self.requests
+        self.sent.append((method, path))
         if self.holds:
             if number == self._at:
                 self.is_held.set()

@@ -51,6 +51,7 @@ from services.core.runtime.retry import Backoff
 
 Document = dict[str, Any]
 MERGE_PATCH: Final = "application/merge-patch+json"
+WHOLE_LIST: Final = "application/json"
 METADATA_LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Lists with this ``accept`` contain the metadata of objects only."""
 _JSON: Final = {"Accept": "application/json", "Content-Type": "application/json"}
@@ -130,7 +131,7 @@ class Api:
                     return
 
     async def list(
-        self, path: str, *, selector: str = "", query: Mapping[str, str] | None = None, accept: str = "application/json"
+        self, path: str, *, selector: str = "", query: Mapping[str, str] | None = None, accept: str = WHOLE_LIST
     ) -> tuple[list[Document], str]:
         """Returns all objects of a collection, of one moment, and its resource version. A quorum read."""
         items: list[Document] = []

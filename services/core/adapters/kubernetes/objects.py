@@ -32,13 +32,11 @@ def owner(plan: AttemptPlan, options: KubernetesOptions) -> Document:
     return {**document, "data": files}
 
 
-def owned(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str, *, native_gang: bool) -> list[Document]:
-    """All other objects but the pods, in the order of their creation."""
+def owned(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> list[Document]:
+    """All that the pods need, in the order of its creation."""
     documents = [secret(plan, options), network_policy(plan, options)]
     if len(plan.learners) > 1:
         documents.append(service(plan, options))
-    if native_gang:
-        documents.append(pod_group(plan, options))
     return [with_owner(document, plan, owner_uid) for document in documents]
 
 
@@ -89,12 +87,13 @@ def service(plan: AttemptPlan, options: KubernetesOptions) -> Document:
     }
 
 
-def pod_group(plan: AttemptPlan, options: KubernetesOptions) -> Document:
-    """The native gang object: the scheduler binds all pods that refer to it, or none."""
-    return {
+def pod_group(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> Document:
+    """The native gang object: the scheduler binds all pods that refer to it, or none. Without it, it tries none."""
+    document = {
         **_document("PodGroup", plan, options),
         "spec": {"schedulingPolicy": {"gang": {"minCount": len(plan.learners)}}, "disruptionMode": "PodGroup"},
     }
+    return with_owner(document, plan, owner_uid)
 
 
 def _document(kind: str, plan: AttemptPlan, options: KubernetesOptions) -> Document:

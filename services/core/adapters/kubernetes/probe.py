@@ -98,7 +98,7 @@ async def _create(api: Api, options: KubernetesOptions, tenant: str, urls: Seque
     plan = _plan(tenant)
     owner = objects.owner(plan, options)
     uid = (await _created(api, owner))["metadata"]["uid"]
-    for document in objects.owned(plan, options, uid, native_gang=False):
+    for document in objects.owned(plan, options, uid):
         await _created(api, document)
     pod = pods.pod(plan, plan.learners[0], options, uid, native_gang=False)
     pod["spec"]["initContainers"][0]["env"].append({"name": PROBE_VARIABLE, "value": json.dumps({"urls": list(urls)})})

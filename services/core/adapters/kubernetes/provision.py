@@ -62,7 +62,7 @@ class Provision:
         for learner in plan.learners:
             pod_rules.check(pods.pod(plan, learner, self._options, "", native_gang=native), self._options)
         owner = await self._claim_owner(plan)
-        documents = objects.owned(plan, self._options, owner["metadata"]["uid"], native_gang=native)
+        documents = objects.owned(plan, self._options, owner["metadata"]["uid"])
         await gather([self._create(document) for document in documents])
 
     async def _create_pods(self, plan: AttemptPlan) -> None:
@@ -106,7 +106,11 @@ class Provision:
             raise Unavailable(f"the pods of the earlier runs of {', '.join(sorted(earlier)[:5])} are being removed")
 
     async def _activate(self, plan: AttemptPlan) -> None:
-        """Lifts the gates of all pods. A pod that was stopped keeps its gate."""
+        """Lifts the gates of all pods. A pod that was stopped keeps its gate.
+
+        The native gang object comes last. With it there, the scheduler tries the whole gang again for each pod whose
+        gate is lifted, fails until the last one, and writes a condition and an event of each pod each time.
+        """
         owner = await self._owner(plan)
         if StopMark.of(owner) is not None:
             return
@@ -127,6 +131,9 @@ class Provision:
             for learner in plan.learners
             if learner.name in gated
         ])  # fmt: skip
+        if native:
+            await self._create(objects.pod_group(plan, self._options, owner["metadata"]["uid"]))
+            await self._owner(plan)  # a late call: the attempt was removed meanwhile, and the cluster removes this too
 
     async def _claim_owner(self, plan: AttemptPlan) -> Document:
         """Creates the owner, or takes it over from an earlier term. Raises StaleFence if a later one has it."""

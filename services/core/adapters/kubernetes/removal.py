@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from services.core.adapters.kubernetes import names, nodes, pods
-from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
+from services.core.adapters.kubernetes.api import METADATA_LIST, WHOLE_LIST, Api, Document, collection, gather
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observed import StopMark, container_state, has_begun, is_gated, removals
 from services.core.adapters.kubernetes.options import KubernetesOptions
@@ -210,21 +210,23 @@ class Removal:
         started = asyncio.get_running_loop().time()
         deleted: dict[str, int] = {}
         while True:
-            present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) <= attempt]
+            waited_s = asyncio.get_running_loop().time() - started
+            looks_at_nodes = waited_s > _LOST_AFTER_S
+            listed = await self._pods(namespace, job, accept=WHOLE_LIST if looks_at_nodes else METADATA_LIST)
+            present = [pod for pod in listed if names.attempt_of(pod) <= attempt]
             attempts |= {names.attempt_of(pod) for pod in present}
             if not present:
                 return attempts
-            waited_s = asyncio.get_running_loop().time() - started
             if waited_s > _REMOVE_S:
                 left = ", ".join(sorted(pod["metadata"]["name"] for pod in present)[:3])
                 raise Unavailable(f"pods do not end: {left}; see `kubectl describe pod` in {namespace}")
-            lost = await self._lost_nodes(present) if waited_s > _LOST_AFTER_S else frozenset()
+            lost = await self._lost_nodes(present) if looks_at_nodes else frozenset()
             await gather([self._delete_pod(pod, deleted, lost) for pod in present])
             await backoff.wait()
 
     async def _delete_pod(self, pod: Document, deleted: dict[str, int], lost: Iterable[str]) -> None:
         """Deletes a pod once; again at once, without its kubelet, if its node is lost."""
-        uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName")
+        uid, node = pod["metadata"]["uid"], str((pod.get("spec") or {}).get("nodeName", ""))
         grace_s = 0 if node in lost else _GRACE_S
         if deleted.get(uid, _GRACE_S + 1) <= grace_s:
             return
@@ -239,9 +241,9 @@ class Removal:
     async def _delete_quietly(self, path: str) -> None:
         await self._api.delete(path)
 
-    async def _pods(self, namespace: str, job: str) -> list[Document]:
+    async def _pods(self, namespace: str, job: str, *, accept: str = WHOLE_LIST) -> list[Document]:
         selector = names.of_job(job, self._options.installation)
-        return (await self._api.list(collection("Pod", namespace), selector=selector))[0]
+        return (await self._api.list(collection("Pod", namespace), selector=selector, accept=accept))[0]
 
     async def _owners(self, namespace: str, job: str) -> list[Document]:
         selector = names.of_job(job, self._options.installation)
