@@ -13,7 +13,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ $full }}-{{ $name }}
+  serviceAccountName: {{ $full }}-{{ ternary $name "services" (has $name (list "lcm" "guardian")) }}
   automountServiceAccountToken: {{ has $name (list "lcm" "guardian") }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: 30
