@@ -83,7 +83,7 @@ test-compose: setup ## docker-compose.yml, really started and killed
 	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/compose $(ARGS)
 
 test-helm: setup ## helm/weft, installed on a test cluster and upgraded
-	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/helm $(ARGS)
+	@WEFT_TEST_HELM=all $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/helm $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)
@@ -106,6 +106,7 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
+	@$(BIN)/python -m scripts.chart_files
 	@for page in settings schema api_reference openapi architecture hostile command_output messages; do $(BIN)/python scripts/$$page.py || exit 1; done
 	@scripts/dashboard.sh --generate
 

@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
 
+from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.gangs import gang_method
+from services.core.adapters.kubernetes.manifests import Right, rights
 from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.places import NAMESPACES
 from services.core.adapters.mongo.describing import members
 from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import AdmissionDenied, WeftError
 from services.core.runtime.kubernetes_settings import KubernetesSettings
 from services.core.runtime.settings import Settings
 from services.local import training_check
@@ -33,22 +36,16 @@ from weft import WeftError as ClientError
 PASS: Final = "pass"  # noqa: S105 - a verdict
 FAIL: Final = "fail"
 NOT_APPLICABLE: Final = "not applicable"
+_APPLY: Final = "upgrade the release, or apply the output of `weft manifests`"
 _OLDEST_KUBERNETES: Final = (1, 31)
 _ENOUGH_MEMBERS: Final = 3
 _SKEW_S: Final = 5.0
-RIGHTS: Final = (
-    ("list", "", "nodes"), ("watch", "", "nodes"), ("list", "", "namespaces"), ("create", "", "namespaces"),
-    ("create", "", "serviceaccounts"), ("create", "", "resourcequotas"), ("create", "", "limitranges"),
-    ("list", "", "pods"), ("watch", "", "pods"), ("create", "", "pods"), ("patch", "", "pods"), ("delete", "", "pods"),
-    ("create", "", "configmaps"), ("create", "", "secrets"), ("create", "", "services"), ("list", "", "events"),
-    ("create", "networking.k8s.io", "networkpolicies"),
-)  # fmt: skip
-"""Verb, API group, resource: what the lcm needs in the namespaces of tenants."""
 TOO_MUCH: Final = (
-    ("list", "", "secrets"), ("create", "", "pods/exec"), ("create", "rbac.authorization.k8s.io", "clusterroles"),
-    ("delete", "", "nodes"),
+    Right("list", "", "secrets"), Right("create", "", "pods"), Right("create", "", "pods/exec"),
+    Right("create", "rbac.authorization.k8s.io", "clusterroles"), Right("delete", "", "namespaces"),
+    Right("delete", "", "nodes"),
 )  # fmt: skip
-"""What it must not have."""
+"""What the lcm must not have, in no namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,32 +150,59 @@ def _rights(subject: Subject, client: Client) -> Iterator[Check]:
     if subject.settings.cluster != "kubernetes":
         yield Check("rights", NOT_APPLICABLE, "learners are not pods")
         return
-    missing = asyncio.run(_kubernetes(lambda api: _answers(api, RIGHTS, allowed=False)))
-    excess = asyncio.run(_kubernetes(lambda api: _answers(api, TOO_MUCH, allowed=True)))
+    installation = KubernetesSettings().installation
+    missing, excess = asyncio.run(_kubernetes(lambda api: _differences(api, installation)))
     if missing:
-        yield Check("rights", FAIL, f"the lcm may not {', '.join(missing)}", "install the ClusterRole of the chart")
+        yield Check("rights", FAIL, f"the lcm may not {', '.join(missing)}", _APPLY)
     elif excess:
         detail = f"the lcm may {', '.join(excess)}, which it never needs"
         yield Check("rights", FAIL, detail, "remove other bindings of its service account")
     else:
-        yield Check("rights", PASS, "what it needs, and not more of what was tried")
+        yield Check("rights", PASS, "what `weft manifests` gives it, and not more of what was tried")
 
 
-async def _answers(api: Api, rights: Sequence[tuple[str, str, str]], *, allowed: bool) -> list[str]:
-    """Those of the rights that this service account has, or has not."""
-    differing: list[str] = []
-    for verb, group, resource in rights:
-        name, _, part = resource.partition("/")
-        wanted = {"verb": verb, "group": group, "resource": name, **({"subresource": part} if part else {})}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": wanted},
-        }
-        answer = await api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-        if bool(answer["status"].get("allowed")) is allowed:
-            differing.append(f"{verb} {resource}")
-    return differing
+async def _differences(api: Api, installation: str) -> tuple[list[str], list[str]]:
+    """What the lcm needs and has not, and what it has and must not have."""
+    missing = [str(right) for right in rights("lcm", installation) if not await _may(api, right)]
+    spaces, _ = await api.list(NAMESPACES, selector=names.ours(installation))
+    for space in spaces[:1]:  # none before the first job
+        missing += [
+            f"{right} in {space['metadata']['name']}"
+            for right in rights("collector", installation)
+            if not await _may(api, right, space["metadata"]["name"])
+        ]
+    return missing, [str(right) for right in TOO_MUCH if await _may(api, right)]
+
+
+async def _may(api: Api, right: Right, namespace: str = "") -> bool:
+    """True if this service account has the right in the namespace; empty: in all of them."""
+    resource, _, part = right.resource.partition("/")
+    wanted = {
+        "verb": right.verb, "group": right.group, "resource": resource, "subresource": part, "name": right.name,
+        "namespace": namespace,
+    }  # fmt: skip
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": wanted},
+    }
+    answer = await api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+    return bool(answer["status"].get("allowed"))
+
+
+def _policies(subject: Subject, client: Client) -> Iterator[Check]:
+    """The lcm tries to make a namespace that is not of this installation; nothing is stored if it may."""
+    del client
+    if subject.settings.cluster != "kubernetes":
+        yield Check("policies", NOT_APPLICABLE, "learners are not pods")
+        return
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "conformance-of-weft"}}
+    try:
+        asyncio.run(_kubernetes(lambda api: api.create(NAMESPACES, space, {"dryRun": "All"})))
+    except AdmissionDenied:
+        yield Check("policies", PASS, "the API server keeps the lcm to the namespaces of its tenants")
+    else:
+        yield Check("policies", FAIL, "the lcm may make namespaces that are not of this installation", _APPLY)
 
 
 def _gang(subject: Subject, client: Client) -> Iterator[Check]:
@@ -286,6 +310,7 @@ CHECKS: Final[dict[str, Run]] = {
     "object store": _objects,
     "broker": _broker,
     "rights": _rights,
+    "policies": _policies,
     "gang": _gang,
     "two learners": _training,
     "walls": _walls,
@@ -297,6 +322,7 @@ _ADVICE: Final = {
     "object store": 'see docs/operator-guide.md, "Object stores"',
     "broker": 'see docs/operator-guide.md, "Brokers"',
     "rights": "see that the API server of the cluster answers, and that the pod has its token",
+    "policies": "see that the API server of the cluster answers, and that the pod has its token",
     "gang": "see that the API server of the cluster answers",
     "two learners": "`weft explain JOB` and `weft logs JOB` say more",
     "walls": "`weft explain JOB` and `weft logs JOB` say more",

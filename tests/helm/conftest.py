@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -13,8 +14,15 @@ from tests.helm.installation import Helm, Installation, helm_program, import_ima
 from tests.testbed.kubernetes import programs
 from tests.testbed.kubernetes.cluster import cluster
 
+_ALL: Final = os.environ.get("WEFT_TEST_HELM", "") == "all" or bool(os.environ.get("WEFT_PROMISE"))
+_LONG: Final = ("test_conformance.py", "test_kills.py", "test_rolling_upgrade.py")
+"""Files for `make test-helm`, which sets WEFT_TEST_HELM=all, and `make promise` only."""
 Say = Callable[[str], None]
 Untimed = Callable[[], AbstractContextManager[None]]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if not _ALL and collection_path.name in _LONG else None
 
 
 @pytest.fixture(scope="package")
@@ -49,3 +57,12 @@ def installed(new_cluster: Installation, untimed: Untimed) -> Installation:
     with untimed():
         new_cluster.install()
     return new_cluster
+
+
+@pytest.fixture
+def trained(installed: Installation) -> Iterator[Installation]:
+    """Without jobs at the end, also of a test that failed."""
+    yield installed
+    with installed.api() as client:
+        for job in client.jobs.list():
+            job.delete(kill=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +19,10 @@ from tests.testbed.docker.engine import engine
 from tests.testbed.go import go_programs
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
-from tests.testbed.kubernetes.kubectl import Kubectl
+from tests.testbed.kubernetes.kubectl import Kubectl, condition
 from tests.testbed.kubernetes.programs import MODULES
+from tests.waiting import eventually
+from weft import Client
 
 Say = Callable[[str], None]
 ROOT: Final = Path(__file__).parents[2]
@@ -135,3 +140,48 @@ class Installation:
         selector = f"--selector=app.kubernetes.io/instance={RELEASE},app.kubernetes.io/name=weft"
         listed = json.loads(self.kubectl("get", kinds, selector, "--output=json"))["items"]
         return sorted(f"{item['kind']} {item['metadata']['name']}" for item in listed)
+
+    def made_secrets(self) -> dict[str, dict[str, str]]:
+        """Name -> content of what the job `keys` has written."""
+        selector = f"--selector=app.kubernetes.io/instance={RELEASE},app.kubernetes.io/managed-by=weft-keys"
+        listed = json.loads(self.kubectl("get", "secrets", selector, "--output=json"))["items"]
+        return {secret["metadata"]["name"]: secret["data"] for secret in listed}
+
+    @contextmanager
+    def api(self) -> Generator[Client]:
+        """A client of the administrator, through a port of this machine that leads to a pod of the api."""
+        kubectl = self.kubectl
+        options = [f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={NAMESPACE}"]
+        key = base64.b64decode(kubectl.get("secret", f"{RELEASE}-admin-key")["data"]["key"]).decode().strip()
+        with subprocess.Popen(
+            [kubectl.program, *options, "port-forward", f"service/{RELEASE}-api", ":8080"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                port = re.match(r"Forwarding from 127\.0\.0\.1:(\d+)", line)
+                assert port is not None, line
+                with Client(f"http://127.0.0.1:{port[1]}", key) as client:
+                    yield client
+            finally:
+                process.kill()
+
+    def pods(self, component: str) -> dict[str, bool]:
+        """uid -> ready, of the pods of a component, also of those that end."""
+        selector = f"--selector=app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component={component}"
+        listed = json.loads(self.kubectl("get", "pods", selector, "--output=json"))["items"]
+        return {pod["metadata"]["uid"]: condition(pod, "Ready").get("status") == "True" for pod in listed}
+
+    def kill_pod(self, component: str, within_s: float) -> None:
+        """Kills one pod of a component without grace. Returns when its successor is ready."""
+        before = self.pods(component)
+        selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component={component}"
+        name = self.kubectl("get", "pods", f"--selector={selector}", "--output=name").split()[0]
+        self.kubectl("delete", name, "--grace-period=0", "--force", "--wait=false")
+
+        def replaced() -> bool:
+            now = self.pods(component)
+            return len(now) == len(before) and all(now.values()) and now.keys() != before.keys()
+
+        eventually(replaced, within_s)

@@ -14,6 +14,7 @@ import yaml
 
 from scripts.dist import chart
 from scripts.images import version
+from services.core.bootstrap.kubernetes import manifests_text
 from services.core.domain.service_access import CALLERS
 from tests.helm.crds import definitions
 from tests.helm.installation import CHART, RELEASE, Helm, HelmError, Installation
@@ -49,6 +50,8 @@ MATRIX: dict[str, tuple[str, ...]] = {
     "everything named": (
         "--set=fullnameOverride=training,clusterDomain=corp.example,commonLabels.team=ml,scheduling.priorityClassName=high",
         "--set=learners.priorityClasses.high=weft-high,images.frameworks.jax-0\\.10=weft/jax:0.10",
+        "--set=learners.images={registry.example/,weft/},learners.uids.first=5000,learners.scratch=1.5TiB",
+        f"--set=learners.runtimeClass=gvisor,learners.priorityClasses.low=a,images.helper=h:2@sha256:{'ab' * 32}",
         "--set=api.env.WEFT_TENANT_BYTES=5,networkPolicy.apiFrom[0].ipBlock.cidr=10.0.0.0/8",
     ),
 }  # fmt: skip
@@ -121,13 +124,16 @@ WRONG: dict[str, tuple[str, str]] = {
     "/api/autoscaling/targetCPUUtilizationPercentage": ("api.autoscaling.targetCPUUtilizationPercentage", "500"),
     "/api/resources/limits/memory": ("api.resources.limits.memory", "1 GB"),
     "/api/podDisruptionBudget/maxUnavailable": ("api.podDisruptionBudget.maxUnavailable", "half"),
-    "/lcm/replicas": ("lcm.replicas", "2"),
+    "/lcm/replicas": ("lcm.replicas", "0"),
     "/metrics/replicas": ("metrics.replicas", "3"),
     "/metrics/persistence/size": ("metrics.persistence.size", "20 gigabytes"),
     "/worker/env/WEFT_LOG_LEVEL": ("worker.env.WEFT_LOG_LEVEL", "{a}"),
     "/learners/gang": ("learners.gang", "kueue"),
     "/learners/namespacePrefix": ("learners.namespacePrefix", "no-dash-at-the-end"),
     "/learners/helper/memory": ("learners.helper.memory", "1 apple"),
+    "/learners/images/0": ("learners.images", "{a b}"),
+    "/learners/uids/first": ("learners.uids.first", "0"),
+    "/learners/scratch": ("learners.scratch", "100 GB"),
     "/learners/egress/0": ("learners.egress", "{everything}"),
     "/learners/priorityClasses": ("learners.priorityClasses.highest", "a"),
     "/s3/bucket": ("s3.bucket", "UPPER"),
@@ -195,6 +201,33 @@ def test_only_pods_that_use_the_cluster_have_a_token_of_its_api(small: list[Obje
     assert with_token == {"weft-lcm", "weft-guardian", "weft-keys"}
 
 
+def test_rights_and_policies_are_those_of_weft_manifests_for_the_settings_of_the_lcm(
+    matrix: dict[str, list[Object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for combination, documents in matrix.items():
+        (lcm,) = (pod for name, pod in pods(documents) if name.endswith("-lcm"))
+        with monkeypatch.context() as environment:
+            for entry in lcm["containers"][0]["env"]:
+                if entry["name"].startswith("WEFT_KUBERNETES_"):
+                    environment.setenv(entry["name"], entry["value"])
+            text = manifests_text(namespace="default", one_account=False, helper_image="none")
+        expected = [document for document in yaml.safe_load_all(text) if document]
+        for document in expected:
+            shown = document_of(documents, document["kind"], document["metadata"]["name"])
+            labels = shown["metadata"].pop("labels") | document["metadata"].pop("labels")
+            assert labels["app.kubernetes.io/part-of"] == "weft"
+            assert shown == document, combination
+        accounts = {entry["metadata"]["name"] for entry in expected if entry["kind"] == "ServiceAccount"}
+        assert lcm["serviceAccountName"] in accounts
+        assert {pod.get("serviceAccountName") for _, pod in pods(documents)} >= accounts
+
+
+def test_a_setting_that_the_policies_need_too_is_set_by_its_value_only(helm: Helm) -> None:
+    for service in ("lcm", "guardian"):
+        with pytest.raises(HelmError, match="invalid propertyName 'WEFT_KUBERNETES_SCRATCH'"):
+            helm("template", RELEASE, CHART, f"--set={service}.env.WEFT_KUBERNETES_SCRATCH=5GB")
+
+
 def test_all_images_come_from_the_one_registry_of_an_air_gapped_site(matrix: dict[str, list[Object]]) -> None:
     documents = matrix["air-gapped"]
     images = {container["image"] for _, pod in pods(documents) for container in containers(pod)}
@@ -257,7 +290,8 @@ def test_production_has_no_store_inside_and_three_replicas_that_are_spread(produ
         assert len(pod["topologySpreadConstraints"]) == 2
         assert "podAntiAffinity" in pod["affinity"]
     budgets = {entry["metadata"]["name"] for entry in production if entry["kind"] == "PodDisruptionBudget"}
-    assert budgets == {"weft-api", "weft-guardian", "weft-worker"}
+    assert budgets == {"weft-api", "weft-lcm", "weft-guardian", "weft-worker"}
+    assert document_of(production, "Deployment", "weft-lcm")["spec"]["replicas"] == 2
 
 
 def test_every_selector_of_a_policy_a_budget_and_a_service_matches_a_pod(matrix: dict[str, list[Object]]) -> None:
@@ -327,7 +361,10 @@ def test_the_api_server_accepts_every_combination_strictly(
     refused = {}
     for combination, documents in matrix.items():
         for namespace in {entry["metadata"].get("namespace", "default") for entry in documents}:
-            inside = [entry for entry in documents if entry["metadata"].get("namespace", "default") == namespace]
+            inside = [
+                _with_another_name(entry) if "namespace" not in entry["metadata"] else entry
+                for entry in documents if entry["metadata"].get("namespace", "default") == namespace
+            ]  # fmt: skip
             text = json.dumps({"apiVersion": "v1", "kind": "List", "items": inside})
             try:
                 within = replace(kubectl, namespace=namespace)
@@ -335,6 +372,11 @@ def test_the_api_server_accepts_every_combination_strictly(
             except KubectlError as error:
                 refused[combination] = str(error)
     assert refused == {}
+
+
+def _with_another_name(document: Object) -> Object:
+    """An object of the whole cluster, of which a release may be installed."""
+    return {**document, "metadata": {**document["metadata"], "name": f"dry-run-{document['metadata']['name']}"}}
 
 
 def test_the_packed_chart_is_one_that_helm_installs_and_two_runs_give_the_same(helm: Helm, tmp_path: Path) -> None:

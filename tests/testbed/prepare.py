@@ -16,6 +16,8 @@ from typing import Final
 
 from scripts.images import IMAGES, ROOT, Image, wheels
 from tests.compose.stack import COMPOSE_MODULE
+from tests.helm.crds import definitions
+from tests.helm.installation import helm_program
 from tests.testbed.browser import build_dashboard
 from tests.testbed.docker.base import base_archive
 from tests.testbed.go import SERVERS, go_build
@@ -51,6 +53,8 @@ def main() -> None:
         builds["Kubernetes"] = lambda: programs.build(_say)
         builds["docker compose"] = lambda: go_build("docker-compose", COMPOSE_MODULE, _say)
         builds["what images are made of"] = _image_parts
+    builds["helm"] = lambda: helm_program(_say)
+    builds["the definitions of custom resources"] = definitions
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         running = {name: threads.submit(build) for name, build in builds.items()}
     for name, built in running.items():

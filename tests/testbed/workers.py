@@ -19,6 +19,8 @@ from xdist.scheduler import LoadScopeScheduling
 FOLDERS: Final = ("tests/cluster", "tests/browser", "tests/compose", "tests/helm")
 """Folders that are a unit: their tests share a Kubernetes cluster, a platform and a browser, or an installation. They
 are packages, whose fixtures end with them."""
+_TOGETHER: Final = {"tests/helm": "tests/cluster"}
+"""Folder -> the folder to whose unit it belongs: each starts a Kubernetes cluster, and two at once are slow."""
 LONGEST: Final[Sequence[str]] = (
     "tests/cluster",
     "tests/compose",
@@ -61,7 +63,7 @@ def _file(nodeid: str) -> str:
 def _unit(nodeid: str, sharing: Collection[str]) -> str:
     folder = next((folder for folder in FOLDERS if nodeid.startswith(f"{folder}/")), None)
     if folder is not None:
-        return folder
+        return _TOGETHER.get(folder, folder)
     platform = _PLATFORMS.search(nodeid.partition("::")[2])
     return f"platform {platform[1]}" if platform and _file(nodeid) in sharing else _file(nodeid)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.settings import Settings
-from services.local.conformance import CHECKS, RIGHTS, Check, Subject, examine
+from services.local.conformance import CHECKS, Check, Subject, examine
 from tests.testbed.server import free_port
 
 CLOSED = f"http://127.0.0.1:{free_port()}"
@@ -20,11 +17,11 @@ def _subject(**settings: str) -> Subject:
 
 
 def test_a_check_that_cannot_be_made_fails_with_advice_and_the_others_go_on() -> None:
-    skip = [name for name in CHECKS if name not in {"versions", "rights", "gang"}]
+    skip = [name for name in CHECKS if name not in {"versions", "rights", "policies", "gang"}]
     checks = examine(_subject(cluster="local"), skip=skip, report=lambda name: None)
     made = [check for check in checks if check.detail != "left out"]
     assert [(check.check, check.verdict) for check in made] == [
-        ("versions", "fail"), ("rights", "not applicable"), ("gang", "not applicable"),
+        ("versions", "fail"), ("rights", "not applicable"), ("policies", "not applicable"), ("gang", "not applicable"),
     ]  # fmt: skip
     assert made[0].fix
     assert Check("gpu", "not applicable", "left out") in checks
@@ -33,17 +30,3 @@ def test_a_check_that_cannot_be_made_fails_with_advice_and_the_others_go_on() ->
 def test_an_unknown_check_is_refused_with_the_known_ones() -> None:
     with pytest.raises(WeftError, match="there is no check gpus; there are: versions, "):
         examine(_subject(), skip=["gpus"], report=lambda name: None)
-
-
-def test_the_chart_grants_the_rights_that_are_checked() -> None:
-
-    text = (Path(__file__).parents[2] / "helm" / "weft" / "templates" / "rbac.yaml").read_text()
-    rules = yaml.safe_load(text[text.index("rules:") : text.index("---")])["rules"]
-    granted = {
-        (verb, group, resource)
-        for rule in rules
-        for verb in rule["verbs"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
-    assert set(RIGHTS) <= granted

@@ -15,10 +15,12 @@ def test_tests_on_one_platform_or_cluster_are_one_unit_and_all_others_go_by_file
         "a/test_life.py::test_one[every-hint-dropped]", "a/test_cli.py::test_two[every-hint-dropped-3]",
         "a/test_up.py::test_three[embedded]", "a/test_up.py::test_four", "a/test_life.py::test_five",
         "tests/cluster/test_pods.py::test_six", "tests/cluster/test_testbed.py::test_seven",
+        "tests/helm/test_rendered.py::test_eight",
     ])  # fmt: skip
     assert list(groups.values()) == [
         "platform embedded", "platform embedded", "platform every-hint-dropped", "platform every-hint-dropped",
         "a/test_up.py", "a/test_up.py", "a/test_life.py", "tests/cluster", "tests/cluster",
+        "tests/cluster",
     ]  # fmt: skip
 
 

@@ -162,6 +162,13 @@ WEFT_METRICS_LEARNERS_KEY_FILE: /etc/weft/tls/tls.key
 {{- with $root.Values.learners }}
 WEFT_KUBERNETES_INSTALLATION: {{ include "weft.fullname" $root }}
 WEFT_KUBERNETES_NAMESPACE_PREFIX: {{ .namespacePrefix }}
+WEFT_KUBERNETES_LCM_ACCOUNT: {{ $root.Release.Namespace }}/{{ include "weft.fullname" $root }}-lcm
+WEFT_KUBERNETES_GUARDIAN_ACCOUNT: {{ $root.Release.Namespace }}/{{ include "weft.fullname" $root }}-guardian
+WEFT_KUBERNETES_UID_FIRST: {{ int64 .uids.first }}
+WEFT_KUBERNETES_UID_COUNT: {{ int64 .uids.count }}
+{{- with .images }}
+WEFT_KUBERNETES_IMAGES: {{ toJson . | squote }}
+{{- end }}
 WEFT_KUBERNETES_METRICS_ADDRESS: tls:{{ include "weft.host" (dict "root" $root "name" "metrics") }}:7002
 WEFT_KUBERNETES_HELPER_IMAGE: {{ include "weft.image" (dict "root" $root "name" "helper") }}
 {{- with $root.Values.images.learner }}

@@ -13,7 +13,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ $full }}-{{ $name }}
+  serviceAccountName: {{ $full }}-{{ ternary $name "services" (has $name (list "lcm" "guardian")) }}
   automountServiceAccountToken: {{ has $name (list "lcm" "guardian") }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: 30
@@ -76,8 +76,8 @@ spec:
         periodSeconds: 30
         timeoutSeconds: 20
         failureThreshold: 4
-      {{- if eq $name "api" }}
-      # Connections that are being sent here end before the service does.
+      {{- if has $name (list "api" "lcm" "guardian") }}
+      # New connections go to other pods before this one ends.
       lifecycle:
         preStop: {sleep: {seconds: 5}}
       {{- end }}

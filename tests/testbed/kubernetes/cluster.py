@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final, Self
 
@@ -205,7 +205,10 @@ class Cluster:
         except FileNotFoundError:
             return None
         owner = document.pop("owner")
-        return Settings(**document, owner=owner and Process(**owner))
+        # What another checkout left may have settings that this one does not know.
+        known = {field.name for field in fields(Settings)}
+        given = {name: value for name, value in document.items() if name in known}
+        return Settings(**given, owner=owner and Process(**owner))
 
     @property
     def control_plane(self) -> ControlPlane:

@@ -161,7 +161,7 @@ _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
 }  # fmt: skip
 
 _HELPER: Final[Mapping[str, tuple[object, ...]]] = {
-    "image": ("testbed.invalid/busybox:1", "registry.example/helper:latest", "testbed.invalid/helper:2"),
+    "image": ("testbed.invalid/busybox:1", "registry.example/helper:latest", "testbed.invalid/helper-2:1"),
     "command": (["/bin/sh"],),
     "restartPolicy": (None,),
     "resources.limits": ({"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},),

@@ -1,7 +1,7 @@
 """What an operator gives to the cluster before Weft runs in it: service accounts, rights and admission policies.
 
 The sources are plain YAML, ``manifest_files/*.yaml``, with ``${name}`` for an installation's choices. The Helm chart
-fills the same files, so nothing here renders structure.
+fills copies of the same files (scripts/chart_files.py), so nothing here renders structure.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def values(options: KubernetesOptions, accounts: Accounts) -> dict[str, str]:
         "services_account": accounts.services,
         "installation": options.installation,
         "prefix": options.namespace_prefix,
-        "helper_image": options.helper_image,
+        "helper": _repository(options.helper_image),
         "images": json.dumps(_images(options)),
         "runtime_class": options.runtime_class,
         "scheduler": options.scheduler,
@@ -75,6 +75,12 @@ def _images(options: KubernetesOptions) -> list[str]:
     return sorted({*options.images, options.learner_image, *options.library_images.all()})
 
 
+def _repository(image: str) -> str:
+    """The name of an image without tag and digest."""
+    folder, slash, last = image.partition("@")[0].rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}"
+
+
 def text(name: str, filled: Mapping[str, str]) -> str:
     """The YAML of ``RIGHTS`` or ``POLICIES`` with these values."""
     source = files("services.core.adapters.kubernetes").joinpath("manifest_files", name).read_text()
@@ -90,3 +96,36 @@ def manifests(options: KubernetesOptions, accounts: Accounts) -> str:
 def documents(options: KubernetesOptions, accounts: Accounts) -> list[dict[str, Any]]:
     """The objects of ``manifests``."""
     return [document for document in yaml.safe_load_all(manifests(options, accounts)) if document]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One thing that a role permits. ``group``: of the API, empty for the core. ``name``: empty for all objects."""
+
+    verb: str
+    group: str
+    resource: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{f' {self.name}' if self.name else ''}"
+
+
+def rights(role: str, installation: str) -> list[Right]:
+    """What the ClusterRole ``<installation>-<role>`` of ``RIGHTS`` permits. Raises KeyError for an unknown role."""
+    options = KubernetesOptions(
+        helper_image="-", learner_image="-", entry_script="", addresses={}, installation=installation
+    )
+    roles = {
+        document["metadata"]["name"]: document["rules"]
+        for document in documents(options, Accounts.of(installation, "default"))
+        if document["kind"] == "ClusterRole"
+    }
+    return [
+        Right(verb, group, resource, name)
+        for rule in roles[f"{installation}-{role}"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+        for verb in rule["verbs"]
+    ]
