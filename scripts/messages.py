@@ -73,13 +73,15 @@ def messages(source: str) -> Iterator[tuple[str, str]]:
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     calls: dict[ast.Call, Mapping[str, ast.expr]] = {}
     for scope in (tree, *functions):  # the innermost function comes last, and counts
-        known = {**module, **_assigned(list(ast.walk(scope)))} if scope is not tree else module
+        known = module | (_assigned(list(ast.walk(scope))) if scope is not tree else {})
         calls |= {call: known for call in ast.walk(scope) if isinstance(call, ast.Call)}
-    for call, known in calls.items():
+    for call, values in calls.items():
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
         at = MESSAGE_AT.get(name, 0)
         if name in CODES and len(call.args) > at:
-            yield from ((CODES[name], " ".join(text.split())) for text in text_of(call.args[at], known) if text.strip())
+            yield from (
+                (CODES[name], " ".join(text.split())) for text in text_of(call.args[at], values) if text.strip()
+            )
 
 
 def _assigned(nodes: list[ast.AST] | list[ast.stmt]) -> dict[str, ast.expr]:

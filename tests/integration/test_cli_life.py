@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from services.core.runtime.learner_folder import JOB_FOLDER
 from tests.testbed.answers import check_answer
 from tests.testbed.platform import Platform
+from tests.testbed.screen import Screen
 from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.answers import COMMANDS as ANSWERS
@@ -325,6 +327,30 @@ def in_terminal(command: list[str], environment: dict[str, str], typed: str = ""
     finally:
         os.close(ours)
     return drawn.decode(errors="replace"), process.wait(timeout=HANG_S)
+
+
+BAR = """\
+import os, sys, time
+for percent in range(100):
+    print(f"\\rtraining {percent:3}%", end="", flush=True)
+    while percent == 30 and not os.path.exists(os.path.join(os.environ["JOB_STATE_DIR"], "go")):
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
+def test_progress_bar_is_shown_live_and_stored_as_it_was_last(weft: Weft, weft_up: Platform, code: Path) -> None:
+    (code / "train.py").write_text(BAR)
+    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    command = [str(Path(sys.executable).with_name("weft")), "logs", "-f", job]
+    with Screen(command, environment) as screen, Client(weft_up.url, weft_up.key) as client:
+        screen.wait("training  30%")
+        assert [bar["text"] for bar in client.jobs.progress(job)["bars"]] == ["training  30%"]
+        (weft_up.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
+        assert screen.end() == 0
+        assert weft("logs", job).out == "training  99%\n"
+        assert client.jobs.progress(job)["bars"] == []
 
 
 def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform, code: Path) -> None:

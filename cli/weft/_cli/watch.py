@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from weft._cli.bars import bar_texts
 from weft._cli.call import Call
 from weft._cli.chart import chart
 from weft._cli.curves import Curves, label
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _REDRAW_S: Final = 0.15
 _PROGRESS_S: Final = 2.0
+_MOST_BARS: Final = 4
+"""Progress bars of learners below the curve."""
 _PLAIN_METRICS_S: Final = 5.0
 _INTERRUPTED: Final = 130
 
@@ -311,6 +314,8 @@ class _Screen(_View):
         height = 8 if rows >= 24 else 5
         lines = chart(curve, width=columns - 1, height=height, title=label(key)) if key and len(curve) > 1 else []
         picture = [Text(line, style="cyan", no_wrap=True, overflow="crop") for line in lines]
+        bars = bar_texts(self.progress, several=self.writer.several) if self.status == "PROCESSING" else []
+        picture += [Text(bar, no_wrap=True, overflow="ellipsis") for bar in bars[:_MOST_BARS]]
         return Group(*picture, self._status_line())
 
     def _status_line(self) -> RenderableType:
