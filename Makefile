@@ -16,6 +16,7 @@ SEED ?=
 FILES ?=
 NODES ?=
 NAME ?=
+FRAMEWORKS ?=
 SIMULATED ?=
 ON ?=
 
@@ -72,8 +73,8 @@ cluster-down: setup ## End it without a trace
 cluster-status: setup ## What runs of it, and how to use it
 	@$(BIN)/python -m tests.testbed.kubernetes status
 
-images: setup ## Build the images without pulls (NAME=helper: that one)
-	@$(BIN)/python -m scripts.images $(NAME) $(ARGS)
+images: setup ## Build images without pulls (NAME=helper FRAMEWORKS=jax)
+	@$(BIN)/python -m scripts.images $(NAME) $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(ARGS)
 
 dist: setup ## Packages, chart, images, SBOMs and checksums, in dist/
 	@$(BIN)/python -m scripts.dist $(ARGS)

@@ -71,9 +71,9 @@ def messages(source: str) -> Iterator[tuple[str, str]]:
     tree = ast.parse(source)
     module = _assigned(tree.body)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    calls: dict[ast.Call, Mapping[str, ast.expr]] = {}
+    calls: dict[ast.Call, dict[str, ast.expr]] = {}
     for scope in (tree, *functions):  # the innermost function comes last, and counts
-        known = module | (_assigned(list(ast.walk(scope))) if scope is not tree else {})
+        known = module if scope is tree else module | _assigned(list(ast.walk(scope)))
         calls |= {call: known for call in ast.walk(scope) if isinstance(call, ast.Call)}
     for call, values in calls.items():
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
