@@ -75,12 +75,12 @@ def messages(source: str) -> Iterator[tuple[str, str]]:
     for scope in (tree, *functions):  # the innermost function comes last, and counts
         known = module if scope is tree else module | _assigned(list(ast.walk(scope)))
         calls |= {call: known for call in ast.walk(scope) if isinstance(call, ast.Call)}
-    for call, values in calls.items():
+    for call, known in calls.items():
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
         at = MESSAGE_AT.get(name, 0)
         if name in CODES and len(call.args) > at:
             yield from (
-                (CODES[name], " ".join(text.split())) for text in text_of(call.args[at], values) if text.strip()
+                (CODES[name], " ".join(text.split())) for text in text_of(call.args[at], known) if text.strip()
             )
 
 

@@ -46,6 +46,9 @@ grace: 2s
 """
 
 
+WEFT_COMMAND = str(Path(sys.executable).with_name("weft"))
+
+
 @dataclass
 class Output:
     code: int
@@ -343,14 +346,42 @@ def test_progress_bar_is_shown_live_and_stored_as_it_was_last(weft: Weft, weft_u
     (code / "train.py").write_text(BAR)
     job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
     environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
-    command = [str(Path(sys.executable).with_name("weft")), "logs", "-f", job]
-    with Screen(command, environment) as screen, Client(weft_up.url, weft_up.key) as client:
+    with Screen([WEFT_COMMAND, "logs", "-f", job], environment) as screen, Client(weft_up.url, weft_up.key) as client:
         screen.wait("training  30%")
         assert [bar["text"] for bar in client.jobs.progress(job)["bars"]] == ["training  30%"]
         (weft_up.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
         assert screen.end() == 0
         assert weft("logs", job).out == "training  99%\n"
         assert client.jobs.progress(job)["bars"] == []
+
+
+HELD = """\
+import os, time
+import weft
+for step in range(1, 21):
+    weft.report(step=step, loss=1 / step)
+print("held " + "x" * 60, flush=True)
+while not os.path.exists(os.path.join(os.environ["JOB_STATE_DIR"], "go")):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
+def test_live_view_fits_a_terminal_that_is_resized(weft: Weft, weft_up: Platform, code: Path) -> None:
+    (code / "train.py").write_text(HELD)
+    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    with Screen([WEFT_COMMAND, "watch", job], environment, columns=100) as screen:
+        screen.wait("held " + "x" * 60)
+        screen.wait("loss 0.05")
+        for times, columns in enumerate((50, 120), 1):
+            screen.resize(columns)
+            frame = screen.wait_cleared(times, "PROCESSING")
+            # The output is printed again above the curve, and nothing is wider than the terminal.
+            assert "held" in frame
+            assert max(len(line) for line in frame.splitlines()) <= columns, frame
+        (weft_up.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
+        assert screen.end() == 0
 
 
 def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform, code: Path) -> None:

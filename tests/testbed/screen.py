@@ -20,6 +20,7 @@ from typing import Self
 from tests.waiting import HANG_S, eventually
 
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b[()][A-Z0-9]")
+_CLEAR = "\x1b[2J"
 LEFT_OUT = ("COLUMNS", "LINES", "WEFT_URL", "WEFT_KEY", "WEFT_PROFILE", "WEFT_HOME", "NO_COLOR")
 """Variables that would say something else than the terminal, or lead elsewhere."""
 
@@ -76,10 +77,20 @@ class Screen:
         """Types the text."""
         os.write(self._ours, text.encode())
 
-    def wait(self, text: str, *, after: int = 0) -> None:
-        """Waits until the text was drawn, not before place ``after`` of ``text``."""
-        eventually(lambda: text in self.text[after:] or (self.process.poll() is not None and self._is_read()))
-        assert text in self.text[after:], self.text
+    def wait(self, text: str) -> None:
+        """Waits until the text was drawn."""
+        eventually(lambda: text in self.text or self._has_ended)
+        assert text in self.text, self.text
+
+    def wait_cleared(self, times: int, text: str) -> str:
+        """Waits until the screen was cleared so often, and the text drawn since. Returns all that was drawn since."""
+
+        def parts() -> list[str]:
+            return self.drawn.split(_CLEAR)
+
+        eventually(lambda: (len(parts()) > times and text in _CONTROLS.sub("", parts()[-1])) or self._has_ended)
+        assert len(parts()) == times + 1, self.text
+        return _CONTROLS.sub("", parts()[-1])
 
     def end(self) -> int:
         """Waits for the end of the command. Returns its exit code."""
@@ -87,8 +98,9 @@ class Screen:
         self._reader.join(HANG_S)
         return code
 
-    def _is_read(self) -> bool:
-        return not self._reader.is_alive()
+    @property
+    def _has_ended(self) -> bool:
+        return self.process.poll() is not None and not self._reader.is_alive()
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # Linux: the other side is closed
