@@ -7,6 +7,9 @@ SHELL := bash
 .PHONY: images dist test-compose test-helm bench dashboard fmt lock proto sdk docs clean test-browser
 MAKEFLAGS += --no-print-directory
 
+# The user's own modules must not replace those of Weft.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP
+
 BIN := .venv/bin
 # Handed on to pytest, and to the benchmarks: make test ARGS="tests/unit -k halt"
 ARGS ?=

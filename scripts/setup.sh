@@ -9,6 +9,7 @@
 #                 or one is found
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONPATH PYTHONHOME PYTHONSTARTUP # of the user's own modules
 umask 022 # as root, learners run under other uids and read this environment
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -144,7 +145,7 @@ else
     if [ -z "$python" ]; then
         install_debian python3 python3-venv
         python=$(find_python)
-        [ -n "$python" ] || die "Weft needs Python 3.11 or newer, which this system does not offer: install one and set WEFT_PYTHON=/path/to/python3"
+        [ -n "$python" ] || die "Weft needs Python 3.11 or newer, and this system offers $(version_of python3): install a newer one and set WEFT_PYTHON=/path/to/python3"
     elif ! has_venv "$python"; then
         install_debian "python$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')-venv"
         has_venv "$python" || die "$python lacks the modules venv and ensurepip: set WEFT_PYTHON to an interpreter that has them"

@@ -52,12 +52,12 @@ install_missing() {
     local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}")
     "${as_root[@]}" "${install[@]}" > "$log" 2>&1 \
         || { "${as_root[@]}" apt-get update -q && "${as_root[@]}" "${install[@]}"; } > "$log" 2>&1 \
-        || say "that FAILED: $(tail -n 1 "$log")"
+        || say "that FAILED: $(tail -n 1 "$log"). Run as root: apt-get install --no-install-recommends ${missing[*]}"
 }
 
 if [ "${#missing[@]}" != 0 ]; then
     if ! command -v apt-get > /dev/null || ! can_be_root; then
-        say "missing, and cannot be installed from here: ${missing[*]}; tests that need them will fail"
+        say "missing, and cannot be installed from here; tests that need them will fail. Run as root: apt-get install --no-install-recommends ${missing[*]}"
     else
         say "installing the Debian packages ${missing[*]}, for the tests${as_root[0]:+ (with sudo)}"
         install_missing

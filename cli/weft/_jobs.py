@@ -248,7 +248,7 @@ class Jobs:
 
     def progress(self, id: str) -> dict[str, Any]:  # noqa: A002
         """How far it is: `progress` (0..1 or None), `eta_ms`, counts of lines and points, `latest` by metric, and
-        what is fetched for its learners (`fetching`).
+        what is fetched for its learners (`fetching`), their progress bars (`bars`).
         """
         return self._http.json("GET", _path(id, "progress"))
 

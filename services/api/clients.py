@@ -111,6 +111,15 @@ class LearnerFetching:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerBar:
+    """A progress bar that a learner draws."""
+
+    learner: str
+    attempt: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What a job has reported up to now."""
 
@@ -128,6 +137,8 @@ class Summary:
     """Lines and points beyond a bound of the job: bound -> count."""
     fetching: Sequence[LearnerFetching] = ()
     """What helpers fetch, or did when they were last heard of."""
+    bars: Sequence[LearnerBar] = ()
+    """Progress bars that learners draw, or did when they were last heard of."""
     usage: Sequence[Aggregate] = ()
     """What each learner of the newest attempt uses of the hardware, by name and rank."""
 
@@ -296,6 +307,7 @@ class TelemetryClient:
             progress=reply.progress if reply.progress >= 0 else None,
             eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None, left_out=dict(reply.left_out),
             fetching=[_fetching(entry) for entry in reply.fetching],
+            bars=[LearnerBar(bar.learner, bar.attempt, bar.text) for bar in reply.bars],
             usage=[_aggregate(aggregate) for aggregate in reply.usage],
         )  # fmt: skip
 

@@ -165,12 +165,17 @@ class Helper:
             from services.core.failpoints.ports import at_failpoint  # noqa: PLC0415 - as above
 
             intake = at_failpoint(intake, "intake", "helper")
-        reporter = Reporter(intake, self._spool, status, lambda: Progress(*self._trained(), self._fetching()))
+        reporter = Reporter(
+            intake, self._spool, status, lambda: Progress(*self._trained(), self._fetching(), self._bar())
+        )
         reporter.enter(Phase.WAITING)
         return reporter, intake
 
     def _trained(self) -> tuple[float, int]:
         return self._shipper.progress if self._shipper is not None else (-1.0, -1)
+
+    def _bar(self) -> str:
+        return self._shipper.bar() if self._shipper is not None else ""
 
     def _fetching(self) -> Fetching | None:
         return self._fetch.fetching if self._fetch is not None else None

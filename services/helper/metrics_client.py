@@ -60,6 +60,8 @@ class Progress(NamedTuple):
     """Milliseconds left; -1: unknown."""
     fetching: Fetching | None = None
     """What its helper fetches; None: nothing."""
+    bar: str = ""
+    """State of a progress bar that it draws with carriage returns; empty: it draws none."""
 
 
 UNKNOWN: Final = Progress()
@@ -99,7 +101,9 @@ class IntakeClient:
     async def beat(self, progress: Progress) -> Desired:
         """Sends a heartbeat."""
         fetching = _fetching_message(progress.fetching) if progress.fetching is not None else None
-        request = BeatRequest(progress=progress.fraction, eta_ms=progress.eta_ms, fetching=fetching)
+        request = BeatRequest(
+            progress=progress.fraction, eta_ms=progress.eta_ms, fetching=fetching, bar=progress.bar
+        )  # fmt: skip
         return _desired(await self._call("Beat", request))
 
     async def control(self) -> AsyncGenerator[Desired]:

@@ -27,7 +27,15 @@ from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
 from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.operations_client import read_operations
-from services.core.runtime.processes import ProcessIdentity, alive, identify, read_live_process, send_signal, wait_gone
+from services.core.runtime.processes import (
+    ProcessIdentity,
+    alive,
+    identify,
+    platform_environment,
+    read_live_process,
+    send_signal,
+    wait_gone,
+)
 from services.local.backup.commands import Backups, read_settings, settings_of_running_platform
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
@@ -109,9 +117,7 @@ class Platform(Backups):
             return {**self._came_up(place, report, started=False), "ignored": ignored}
         if port and not is_free("127.0.0.1", port):
             raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
-        environment = {**os.environ, "WEFT_HOME": str(place.root), "PYTHONSAFEPATH": "1"}
-        for name in ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"):
-            environment.pop(name, None)  # the user's own modules must not replace those of the platform
+        environment = {**platform_environment(), "WEFT_HOME": str(place.root), "PYTHONSAFEPATH": "1"}
         if gpus is not None:
             environment["WEFT_NODE_GPUS"] = str(gpus)
         if port:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.home import Home
+from services.core.runtime.processes import platform_environment
 
 
 def end_all(home: Home) -> None:
     """Ends the processes of all learners. Their folders stay. Raises WeftError if some could not be ended."""
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "services.node", "end-all"], env={**os.environ, "WEFT_HOME": str(home.root)},
-        capture_output=True, text=True, check=False, cwd="/",
+        [sys.executable, "-P", "-m", "services.node", "end-all"],
+        env={**platform_environment(), "WEFT_HOME": str(home.root)}, capture_output=True, text=True, check=False,
+        cwd="/",
     )  # fmt: skip
     if ended.returncode:
         raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")

@@ -18,6 +18,8 @@ _FORGET_EVERY_S: Final = 60.0
 
 _MESSAGE_CHARS: Final = 500
 _MOST_FETCHING: Final = 100
+_BAR_CHARS: Final = 300
+_MOST_BARS: Final = 100
 _MOST_BYTES: Final = 2**53
 
 
@@ -43,6 +45,7 @@ class _Learner:
     progress: float = UNKNOWN
     eta_ms: int = UNKNOWN
     fetching: Fetching | None = None
+    bar: str = ""
 
 
 class Heartbeats:
@@ -83,6 +86,23 @@ class Heartbeats:
             if learner.attempt == newest and learner.fetching is not None
         ]
         return steps[:_MOST_FETCHING]
+
+    def set_bar(self, learner: LearnerIdentity, text: str) -> None:
+        """Sets the progress bar that the learner draws; empty: none. As ``set_progress``."""
+        known = self._jobs[learner.job][learner.name]
+        if known.attempt == learner.attempt:
+            known.bar = storable(text)[:_BAR_CHARS]
+
+    def bars(self, job_id: str) -> Sequence[tuple[str, int, str]]:
+        """(learner, attempt, progress bar) of learners of the newest attempt that draw one, by name; the first 100."""
+        learners = self._jobs.get(job_id, {})
+        newest = max((learner.attempt for learner in learners.values()), default=0)
+        bars = [
+            (name, learner.attempt, learner.bar)
+            for name, learner in sorted(learners.items())
+            if learner.attempt == newest and learner.bar
+        ]
+        return bars[:_MOST_BARS]
 
     def progress(self, job_id: str) -> tuple[float, int]:
         """(progress, eta_ms) of the slowest learner of the newest attempt that reports any; negative: unknown."""

@@ -57,7 +57,7 @@ def test_doctor_reports_refused_broker_credentials(carrier: Carrier, monkeypatch
     monkeypatch.setenv("WEFT_BROKER_URL", f"{scheme}://stranger:hidden@{place}")
     ok, line = finding("broker", carrier.home)
     assert not ok
-    assert "does not let us in" in line
+    assert "refuses the user or password" in line
     assert "correct WEFT_BROKER_URL" in line
 
 

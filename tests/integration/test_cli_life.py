@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from services.core.runtime.learner_folder import JOB_FOLDER
 from tests.testbed.answers import check_answer
 from tests.testbed.platform import Platform
+from tests.testbed.screen import Screen
 from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.answers import COMMANDS as ANSWERS
@@ -42,6 +44,9 @@ learners: 2
 resources: {cpus: 0.5, memory: 64MiB}
 grace: 2s
 """
+
+
+WEFT_COMMAND = str(Path(sys.executable).with_name("weft"))
 
 
 @dataclass
@@ -325,6 +330,58 @@ def in_terminal(command: list[str], environment: dict[str, str], typed: str = ""
     finally:
         os.close(ours)
     return drawn.decode(errors="replace"), process.wait(timeout=HANG_S)
+
+
+BAR = """\
+import os, sys, time
+for percent in range(100):
+    print(f"\\rtraining {percent:3}%", end="", flush=True)
+    while percent == 30 and not os.path.exists(os.path.join(os.environ["JOB_STATE_DIR"], "go")):
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
+def test_progress_bar_is_shown_live_and_stored_as_it_was_last(weft: Weft, weft_up: Platform, code: Path) -> None:
+    (code / "train.py").write_text(BAR)
+    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    with Screen([WEFT_COMMAND, "logs", "-f", job], environment) as screen, Client(weft_up.url, weft_up.key) as client:
+        screen.wait("training  30%")
+        assert [bar["text"] for bar in client.jobs.progress(job)["bars"]] == ["training  30%"]
+        (weft_up.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
+        assert screen.end() == 0
+        assert weft("logs", job).out == "training  99%\n"
+        assert client.jobs.progress(job)["bars"] == []
+
+
+HELD = """\
+import os, time
+import weft
+for step in range(1, 21):
+    weft.report(step=step, loss=1 / step)
+print("held " + "x" * 60, flush=True)
+while not os.path.exists(os.path.join(os.environ["JOB_STATE_DIR"], "go")):
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
+def test_live_view_fits_a_terminal_that_is_resized(weft: Weft, weft_up: Platform, code: Path) -> None:
+    (code / "train.py").write_text(HELD)
+    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    with Screen([WEFT_COMMAND, "watch", job], environment, columns=100) as screen:
+        screen.wait("held " + "x" * 60)
+        screen.wait("loss 0.05")
+        for times, columns in enumerate((50, 120), 1):
+            screen.resize(columns)
+            frame = screen.wait_cleared(times, "PROCESSING")
+            # The output is printed again above the curve, and nothing is wider than the terminal.
+            assert "held" in frame
+            assert max(len(line) for line in frame.splitlines()) <= columns, frame
+        (weft_up.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
+        assert screen.end() == 0
 
 
 def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform, code: Path) -> None:

@@ -68,6 +68,12 @@ def test_too_old_a_python_is_named_with_both_versions(checkout: Path) -> None:
     assert done.stderr == f"setup: WEFT_PYTHON={old} is Python 3.9.2; Weft needs 3.11 or newer\n"
 
 
+def test_modules_of_the_user_do_not_reach_the_interpreter(checkout: Path) -> None:
+    shown = interpreter_that(checkout, '"[$PYTHONPATH$PYTHONHOME]"')
+    done = set_up(checkout, WEFT_PYTHON=str(shown), PYTHONPATH="/mine", PYTHONHOME="/mine")
+    assert "is Python []; Weft needs" in done.stderr
+
+
 def test_advice_about_the_network_is_given_only_where_the_network_failed(checkout: Path) -> None:
     (checkout / "requirements" / "bootstrap.txt").write_text("uv==not-a-version\n")
     done = set_up(checkout, PIP_NO_INDEX="1")

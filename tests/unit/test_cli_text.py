@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -13,14 +16,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from services.core.domain.units import format_bytes, parse_bytes
+from weft._cli.bars import BarLine, bar_texts
 from weft._cli.call import Call
 from weft._cli.chart import chart, sparkline, thin
+from weft._cli.commands.metrics import _people
 from weft._cli.curves import Curves
 from weft._cli.lines import LineWriter
 from weft._cli.output import Column, details, emit, table
 from weft._cli.startup import fetching, summary, timeline
 from weft._cli.text import ago, bytes_of, number, one_line, plain, size, span, wrapped
-from weft._records import LogLine, Point
+from weft._records import LogLine, Point, Series
 
 T0 = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
 
@@ -290,3 +295,38 @@ def test_what_is_fetched_is_that_of_the_learner_that_is_furthest_behind() -> Non
     assert fetching([{**ahead, "total_bytes": None}]).startswith("worker-0: building jax, 900 MB, ")
     assert fetching([{**entry, "done_bytes": None}]).startswith("worker-0: building jax, ")
     assert fetching([]) == ""
+
+
+def test_progress_bar_stays_on_the_last_line_below_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = StringIO()
+    line = BarLine(stream)
+    erase = "\r\x1b[K"
+    line.write("one\n")
+    line.show(["10%"])
+    line.write("two\n")
+    line.write("three, ")  # the cursor stands within a line: no bar there
+    line.write("cut\n")
+    line.show(["20%" + "." * 40, "other"])
+    line.show([])
+    shown = "20%" + "." * 26
+    assert stream.getvalue() == f"one\n10%{erase}two\n10%{erase}three, cut\n10%{erase}{shown}{erase}"
+
+
+def test_progress_bars_name_their_learner_and_hold_no_control_characters() -> None:
+    progress = {"bars": [{"learner": "worker-0", "text": "\x1b[2J10%"}, {"learner": "worker-1", "text": "5%"}]}
+    assert bar_texts(progress, several=True) == ["worker-0 | \\x1b[2J10%", "worker-1 | 5%"]
+    assert bar_texts(progress, several=False, learner="worker-1") == ["5%"]
+
+
+def test_curve_of_points_without_a_step_is_drawn_by_seconds() -> None:
+    began = datetime(2026, 11, 22, tzinfo=UTC)
+    times = [began + timedelta(seconds=second) for second in (0, 10, 40)]
+    curve = Series("loss", "worker", 0, {}, [None, None, None], [3.0, 2.0, 1.0], times, [1, 1, 1])
+    text = _people([("", curve)], wide=False, large=True)
+    assert "loss, worker-0, by seconds" in text
+    assert " 0 " in text.splitlines()[-4]
+    assert text.splitlines()[-4].endswith("40")
+    assert re.search(r"^loss +worker-0 +- +1 ", text.splitlines()[-1])
+    with_steps = replace(curve, steps=[10, 20, 500])
+    assert "by seconds" not in _people([("", with_steps)], wide=False, large=True)

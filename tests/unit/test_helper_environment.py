@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.helper.fetch import environment
-from services.helper.fetch.environment import EnvironmentSpec, required_environment
+from services.helper.fetch.environment import EnvironmentSpec, required_environment, with_system_authorities
 from services.helper.fetch.progress import FetchFailed
 
 
@@ -88,3 +88,12 @@ def test_constraints_are_the_pins_of_the_lock_without_hashes() -> None:
     hashes = "    --hash=sha256:00 \\\n    --hash=sha256:01\n    # via x\n"
     lock = f"# made by uv\nnumpy==2.4.6 ; python_full_version < '3.12' \\\n{hashes}six==1 \\\n{hashes}"
     assert environment._constraints(lock) == "numpy==2.4.6 ; python_full_version < '3.12'\nsix==1"
+
+
+def test_authorities_of_the_system_count_for_packages(tmp_path: Path) -> None:
+    bundle, empty = tmp_path / "company.crt", tmp_path / "empty.crt"
+    bundle.write_text("-----BEGIN CERTIFICATE-----\n")
+    empty.touch()
+    assert with_system_authorities({"A": "1"}, [empty, bundle]) == {"A": "1", "UV_SYSTEM_CERTS": "true"}
+    assert with_system_authorities({"UV_SYSTEM_CERTS": "false"}, [bundle]) == {"UV_SYSTEM_CERTS": "false"}
+    assert with_system_authorities({}, [empty, tmp_path / "missing"]) == {}

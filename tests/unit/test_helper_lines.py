@@ -79,11 +79,12 @@ def test_progress_bar_is_shown_in_its_last_state() -> None:
     assert texts(b"\r 50%\r") == [" 50%"]
 
 
-def test_endless_progress_bar_is_shown_at_intervals() -> None:
+def test_endless_progress_bar_is_read_on_and_shows_no_older_state() -> None:
     data = b"".join(b"%5d%%\r" % step for step in range(10_000))
-    shown = list(split(data, 0, ended=False))
-    assert len(shown) == len(data) // LINE_BYTES
-    assert all(piece.text.endswith("%") and not piece.partial for piece in shown)
+    pieces = list(split(data, 0, ended=False))
+    assert len(pieces) == len(data) // LINE_BYTES
+    assert all(piece.superseded and not piece.partial for piece in pieces)
+    assert [piece.text for piece in split(data, 0, ended=True) if not piece.superseded] == [" 9999%"]
 
 
 def test_long_line_is_cut_between_characters_and_marked_as_partial() -> None:
@@ -101,3 +102,11 @@ def test_line_without_newline_is_complete_at_the_end_of_the_file() -> None:
 
 def test_undecodable_bytes_and_nul_are_escaped_visibly() -> None:
     assert texts(b"\xff\xfe caf\xc3\xa9\na\0b\n") == ["\\xff\\xfe café", "a\\x00b"]
+
+
+def test_long_progress_bar_leaves_its_last_state_only() -> None:
+    states = [f"epoch 1: {percent:3}%" for percent in range(100)]
+    for end in (b"", b"\n", b"\r\n", b"\r"):
+        pieces = split_all("\r".join(states).encode() + end)
+        assert len(pieces) > 50
+        assert [piece.text for piece in pieces if not piece.superseded] == [states[-1]], end

@@ -157,6 +157,16 @@ def test_file_replaced_while_no_helper_runs_is_another_generation(tail: Tail) ->
     assert tail.memory.final == {0, 1}
 
 
+def test_progress_bar_is_the_unfinished_line_that_is_drawn_again(tail: Tail) -> None:
+    drawn: list[str] = []
+    for text in ("", "plain\n", "no bar yet", "\n\r 10%", "\r 20%", "\r 30%\x1b[K\r", "\r" * 5000 + " 99%", "\ndone\n"):
+        with (tail.root / "job" / "out").open("ab") as file:
+            file.write(text.encode())
+        tail.refresh()
+        drawn.append(tail.source.bar())
+    assert drawn == ["", "", "", " 10%", " 20%", " 30%\x1b[K", " 99%", ""]
+
+
 def test_final_source_is_not_sent_again_after_a_restart(tail: Tail) -> None:
     (tail.root / "job" / "out").write_text("only\n")
     tail.ended = True

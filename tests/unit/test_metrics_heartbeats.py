@@ -121,6 +121,22 @@ def test_the_text_of_a_step_is_bounded_and_storable(heartbeats: Heartbeats) -> N
     assert (len(shown.message), shown.message[:5]) == (500, "\\x00x")
 
 
+def test_progress_bars_are_those_of_the_newest_attempt_bounded_and_storable(heartbeats: Heartbeats) -> None:
+    for identity, bar in (
+        (learner(0, 1), "old"),
+        (learner(0, 2), " 20%"),
+        (learner(1, 2), ""),
+        (learner(2, 2), "\0" * 999),
+    ):
+        heartbeats.mark_seen(identity)
+        heartbeats.set_bar(identity, bar)
+    heartbeats.set_bar(learner(0, 1), "of an earlier attempt")
+    (first, second) = heartbeats.bars("j0")
+    assert first == ("worker-0", 2, " 20%")
+    assert (second[0], len(second[2]), second[2][:4]) == ("worker-2", 300, "\\x00")
+    assert heartbeats.bars("other") == []
+
+
 async def test_jobs_silent_for_long_are_dropped(heartbeats: Heartbeats, clock: HandClock) -> None:
     forgetting = asyncio.create_task(heartbeats.forget_old())
     heartbeats.mark_seen(learner(job="old"))

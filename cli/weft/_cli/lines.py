@@ -10,7 +10,8 @@ class LineWriter:
     """Turns lines into text. Parts of one long line become one line again, unless another learner speaks between."""
 
     def __init__(self, *, several: bool, timestamps: bool = False) -> None:
-        self._several = several
+        self.several = several
+        """Lines begin with their learner."""
         self._timestamps = timestamps
         self._open: tuple[str, int, str] | None = None
 
@@ -24,4 +25,4 @@ class LineWriter:
 
     def _prefix(self, line: LogLine) -> str:
         time = f"{local_time(line.time)} " if self._timestamps else ""
-        return time + (f"{line.role}-{line.rank} | " if self._several else "")
+        return time + (f"{line.role}-{line.rank} | " if self.several else "")

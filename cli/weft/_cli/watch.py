@@ -12,9 +12,11 @@ import shutil
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from weft._cli.bars import bar_texts
 from weft._cli.call import Call
 from weft._cli.chart import chart
 from weft._cli.curves import Curves, label
@@ -34,7 +36,11 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _REDRAW_S: Final = 0.15
+_KEPT: Final = 50
+"""So many of the last pieces of output are printed again when the terminal has changed its size."""
 _PROGRESS_S: Final = 2.0
+_MOST_BARS: Final = 4
+"""Progress bars of learners below the curve."""
 _PLAIN_METRICS_S: Final = 5.0
 _INTERRUPTED: Final = 130
 
@@ -256,6 +262,8 @@ class _Screen(_View):
         self._live: Live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
         self._pending: list[str] = []
+        self._printed: deque[str] = deque(maxlen=_KEPT)
+        self._size = shutil.get_terminal_size()
         self._drawn_at = 0.0
         self._closed = False
         self._lost = False
@@ -286,6 +294,9 @@ class _Screen(_View):
         if self._closed or (not now and time.monotonic() - self._drawn_at < _REDRAW_S):
             return
         self._drawn_at = time.monotonic()
+        if (size := shutil.get_terminal_size()) != self._size:
+            self._size = size
+            self._start_anew()
         if self._pending:
             from rich.text import Text
 
@@ -293,7 +304,19 @@ class _Screen(_View):
             text = "".join(self._pending)
             self._pending = []
             self._console.print(Text(text.rstrip("\n")))
+            self._printed.append(text)
         self._live.update(self._picture(), refresh=True)
+
+    def _start_anew(self) -> None:
+        """Clears the screen after a change of its size: terminals wrap what is there in ways that cannot be known."""
+        from rich.live import Live
+
+        self._live.stop()
+        self._console.clear()
+        self._pending = [*self._printed, *self._pending]
+        self._printed.clear()
+        self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
 
     def close(self) -> None:
         if not self._closed:
@@ -311,6 +334,8 @@ class _Screen(_View):
         height = 8 if rows >= 24 else 5
         lines = chart(curve, width=columns - 1, height=height, title=label(key)) if key and len(curve) > 1 else []
         picture = [Text(line, style="cyan", no_wrap=True, overflow="crop") for line in lines]
+        bars = bar_texts(self.progress, several=self.writer.several) if self.status == "PROCESSING" else []
+        picture += [Text(bar, no_wrap=True, overflow="ellipsis") for bar in bars[:_MOST_BARS]]
         return Group(*picture, self._status_line())
 
     def _status_line(self) -> RenderableType:

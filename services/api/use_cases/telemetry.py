@@ -157,6 +157,13 @@ class JobFetching(Answer):
     total_bytes: Annotated[int | None, doc("Bytes in all, an estimate for environments; null if unknown.")]
 
 
+class JobBar(Answer):
+    """A progress bar that a learner draws."""
+
+    learner: Annotated[str, doc("Name of the learner, e.g. worker-0.")]
+    text: Annotated[str, doc("The bar as it was within the last seconds.")]
+
+
 class JobProgress(Answer):
     """How far a job is."""
 
@@ -172,6 +179,9 @@ class JobProgress(Answer):
     ]
     usage: Annotated[
         list[LearnerUsage], doc("What each learner of the newest attempt uses; empty until it was measured.")
+    ]
+    bars: Annotated[
+        list[JobBar], doc("Progress bars that learners draw with carriage returns now, by learner; at most 100.")
     ]
 
 
@@ -211,6 +221,11 @@ async def get_progress(services: ApiServices, principal: Principal, job_id: str)
             if job.status in _FETCHED and entry.attempt == job.attempt.number
         ],
         usage=usage_answer(summary.usage),
+        bars=[
+            JobBar(learner=bar.learner, text=bar.text)
+            for bar in summary.bars
+            if job.status is Status.PROCESSING and bar.attempt == job.attempt.number
+        ],
     )
 
 

@@ -11,8 +11,11 @@ import select
 import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from services.core.runtime.durable_files import read_json, write_json
+
+_USERS_MODULES: Final = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,11 @@ class ProcessIdentity:
     start_time: int
     """Clock ticks since boot: field 22 of /proc/<pid>/stat."""
     boot_id: str
+
+
+def platform_environment() -> dict[str, str]:
+    """The environment for processes of the platform: without variables by which Python loads the user's own modules."""
+    return {name: value for name, value in os.environ.items() if name not in _USERS_MODULES}
 
 
 def boot_id() -> str:

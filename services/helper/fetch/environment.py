@@ -20,7 +20,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,6 +52,9 @@ _OUTAGES: Final = {
     Outage.MACHINE_FAULT: "uv crashed, or its machine had no memory for it.",
 }
 _COMPILE_S: Final = 600
+_SYSTEM_AUTHORITIES: Final = tuple(
+    map(Path, ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +317,8 @@ class _Uv:
 
     def _environment(self) -> dict[str, str]:
         out = {
-            **os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_CACHE_DIR": str(self._cache), "UV_NO_PROGRESS": "1",
-            "UV_LINK_MODE": "hardlink" if self._is_shared else "copy", "NO_COLOR": "1",
+            **with_system_authorities(os.environ), "UV_PYTHON_DOWNLOADS": "never", "UV_CACHE_DIR": str(self._cache),
+            "UV_NO_PROGRESS": "1", "UV_LINK_MODE": "hardlink" if self._is_shared else "copy", "NO_COLOR": "1",
         }  # fmt: skip
         if self.user is not None:  # it cannot read the configuration in root's home
             out |= {"HOME": str(self._cache), "TMPDIR": str(self._cache)}
@@ -324,6 +327,18 @@ class _Uv:
         if not out.get("UV_DEFAULT_INDEX") and not out.get("UV_INDEX_URL") and (mirror := _mirror()):
             out["UV_DEFAULT_INDEX"] = mirror
         return out
+
+
+def with_system_authorities(
+    environment: Mapping[str, str], bundles: Collection[Path] = _SYSTEM_AUTHORITIES
+) -> dict[str, str]:
+    """The environment in which uv trusts the system's authorities, also a company's, if the system has any.
+
+    uv has its own authorities otherwise. A setting of the operator stays. ``bundles``: where systems keep them.
+    """
+    if not any(path.exists() and path.stat().st_size for path in bundles):
+        return dict(environment)
+    return {"UV_SYSTEM_CERTS": "true", **environment}
 
 
 def _mirror() -> str:

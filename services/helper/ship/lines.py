@@ -31,6 +31,8 @@ class Piece(NamedTuple):
     """The part of them that is shown."""
     partial: bool
     """More of the same line follows."""
+    superseded: bool = False
+    """A state of a progress bar that is followed by a newer one: it is not shown."""
 
     @property
     def text(self) -> str:
@@ -56,19 +58,21 @@ def split(data: bytes, start: int, *, ended: bool, limit: int = LINE_BYTES) -> I
     while place < size:
         newline = data.find(b"\n", place, place + limit + 1)
         if newline >= 0:
-            yield Piece(start + place, start + newline + 1, _visible_part(data[place:newline]), partial=False)
+            yield Piece(start + place, start + newline + 1, visible_part(data[place:newline]), partial=False)
             place = newline + 1
         elif size - place > limit:
             end, partial = _cut(data, place, limit)
-            yield Piece(start + place, start + end, _visible_part(data[place:end]), partial)
+            # More than ``limit`` bytes are there, so the byte at ``end`` is known wherever the data was read to.
+            is_bar = not partial and data[end] not in b"\r\n"
+            yield Piece(start + place, start + end, visible_part(data[place:end]), partial, superseded=is_bar)
             place = end
         else:
             if ended:
-                yield Piece(start + place, start + size, _visible_part(data[place:]), partial=False)
+                yield Piece(start + place, start + size, visible_part(data[place:]), partial=False)
             return
 
 
-def _visible_part(raw: bytes) -> bytes:
+def visible_part(raw: bytes) -> bytes:
     """What a terminal shows in the end: a progress bar's last state."""
     if b"\r" not in raw:
         return raw

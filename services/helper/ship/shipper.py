@@ -113,6 +113,13 @@ class Shipper:
         self._exited = True
         self._wake.set()
 
+    def bar(self) -> str:
+        """The state of a progress bar that the learner draws now; empty if it draws none, and after its end."""
+        if self._exited:
+            return ""
+        bars = [source.bar() for source in self.sources if isinstance(source, TailedSource)]
+        return next(filter(None, reversed(bars)), "")
+
     async def run(self) -> None:
         backoff = Backoff()
         await self._resume(backoff)

@@ -21,7 +21,7 @@ from typing import Final
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
 from services.helper.learner_files import inode_of, open_file, open_folder
 from services.helper.ship.changes import Changes
-from services.helper.ship.lines import LINE_BYTES, REPORT_BYTES, Piece, split
+from services.helper.ship.lines import LINE_BYTES, REPORT_BYTES, Piece, split, visible_part
 from services.helper.ship.points import ParsedReport, may_hold_points, parse_report
 from services.helper.ship.times import TimeIndex
 from services.helper.spool import SourceState, Spool
@@ -30,6 +30,9 @@ _WINDOW: Final = 256 * 2**10
 """Bytes that are read at once. More than the longest line, so that each reading gives at least one."""
 _LINES: Final = 1_000
 """Lines that are taken from one window at most: a window of newlines would give a quarter of a million."""
+_BAR_WINDOW: Final = 4 * 2**10
+"""Bytes from the end in which the state of a progress bar is searched."""
+_BAR_CHARS: Final = 300
 _PATH_S: Final = 0.2
 """How often the path is checked for another file: it costs ten times as much as the size of an open file."""
 _POINT_BYTES: Final = 2**20
@@ -214,6 +217,20 @@ class TailedSource:
                 self._pieces.popleft()
             self._finished = batch.final
 
+    def bar(self) -> str:
+        """The state of a progress bar at the end of a text, as a terminal shows it; empty if it ends otherwise.
+
+        A line that contains a carriage return and has not ended yet is a progress bar.
+        """
+        if self._fd is None or not self.file.text:
+            return ""
+        size = os.fstat(self._fd).st_size
+        data = os.pread(self._fd, _BAR_WINDOW, max(0, size - _BAR_WINDOW))
+        unfinished = data.rpartition(b"\n")[2]
+        if b"\r" not in unfinished:
+            return ""
+        return Piece(0, 0, visible_part(unfinished), partial=True).text[:_BAR_CHARS]
+
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
@@ -279,7 +296,8 @@ class TailedSource:
         """Adds the piece to the batch. Returns about how many bytes its points take."""
         time_ms = self._times.time_at(piece.end)
         if self.file.text:
-            out.lines.add(offset=piece.start, time_ms=time_ms, text=piece.text, partial=piece.partial)
+            if not piece.superseded:
+                out.lines.add(offset=piece.start, time_ms=time_ms, text=piece.text, partial=piece.partial)
             if piece.partial or not may_hold_points(piece.raw):
                 return 0
         report = parse_report(piece.raw) if not piece.partial else None

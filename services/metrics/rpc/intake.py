@@ -119,6 +119,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         self.heartbeats.mark_seen(learner)
         self.heartbeats.set_progress(learner, request.progress, request.eta_ms)
         self.heartbeats.set_fetching(learner, fetching_of(request.fetching) if request.HasField("fetching") else None)
+        self.heartbeats.set_bar(learner, request.bar)
         desired = await self.control.read(learner)
         return pb.BeatReply(current=desired.current, go=desired.go, stop=_stop_message(desired.stop))
 

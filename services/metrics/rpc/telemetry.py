@@ -122,6 +122,10 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
             eta_ms=eta_ms, left_out=await self.store.left_out(request.job_id),
             fetching=[fetching_message(*entry) for entry in self.heartbeats.fetching(request.job_id)],
             usage=list(map(aggregate_message, usage)),
+            bars=[
+                pb.LearnerBar(learner=learner, attempt=attempt, text=text)
+                for learner, attempt, text in self.heartbeats.bars(request.job_id)
+            ],
         )  # fmt: skip
 
     async def Aggregates(self, request: pb.AggregatesRequest, context: Any) -> pb.AggregatesReply:

@@ -52,9 +52,11 @@ def logs_command(
     """Print or follow what the learners print.
 
     Lines of jobs with several learners begin with the learner. A cut connection is taken up where it stopped: no line
-    is lost or comes twice. While a followed job prints nothing, stderr says what it waits for. With -o json, one JSON
+    is lost or comes twice. While a followed job prints nothing, stderr says what it waits for. A progress bar that a
+    learner draws with carriage returns is shown live on a terminal, and stored as it was last. With -o json, one JSON
     object per line; with -o yaml, one document each.
     """
+    from weft._cli.bars import bars_shown
     from weft._cli.ends import end_message, exit_code
     from weft._cli.find import job_id
     from weft._cli.lines import LineWriter
@@ -76,10 +78,18 @@ def logs_command(
     if until is not None:
         raise InvalidRequest("--follow runs until the job ends or halts; leave out --until")
     followed = jobs.follow_logs(id_, tail=tail, on_cut=reconnecting, **which)
-    with following(f"weft logs -f {id_}"), waits_shown(call, id_) as over:
+    learner = None if which["rank"] is None else f"{which['role'] or 'worker'}-{which['rank']}"
+    with (
+        following(f"weft logs -f {id_}"),
+        waits_shown(call, id_) as over,
+        bars_shown(call, id_, several=learners > 1, learner=learner) as bars,
+    ):
         for line in _lines(followed):
             over.set()
-            _print(call, line, writer)
+            if bars is not None:
+                bars.write(writer.text(line))
+            else:
+                _print(call, line, writer)
     end = followed.end
     if end is None:  # pragma: no cover - a Follow ends with an end or an error
         raise Stop(1)

@@ -125,14 +125,23 @@ def _people(series: list[tuple[str, Any]], *, wide: bool, large: bool) -> str:
             len(curve.values),
         ])  # fmt: skip
         if large:
-            values = [
-                (float(place if step is None else step), curve.values[place]) for place, step in enumerate(curve.steps)
-            ]
+            axis, unit = _axis(curve)
             lines = chart(
-                values, width=min(width(), 80), title=f"{f'{job}: ' if job else ''}{title}, {curve.role}-{curve.rank}"
-            )
+                list(zip(axis, curve.values, strict=True)), width=min(width(), 80),
+                title=f"{f'{job}: ' if job else ''}{title}, {curve.role}-{curve.rank}{unit}",
+            )  # fmt: skip
             charts.append("\n".join(lines))
     return "\n\n".join([*filter(None, charts), table(columns, rows, wide=wide)])
+
+
+def _axis(curve: Any) -> tuple[list[float], str]:
+    """Where the points are drawn, and the unit for the title: steps, or seconds if some have none.
+
+    The place of a point would say nothing: curves are thinned.
+    """
+    if None not in curve.steps:
+        return [float(step) for step in curve.steps], ""
+    return [(time - curve.times[0]).total_seconds() for time in curve.times], ", by seconds"
 
 
 def _follow(call: Call, id_: str, names: tuple[str, ...], rank: int | None) -> int:

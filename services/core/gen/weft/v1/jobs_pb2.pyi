@@ -1693,6 +1693,7 @@ class JobProgress(_message.Message):
     LATEST_FIELD_NUMBER: _builtins.int
     FETCHING_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    BARS_FIELD_NUMBER: _builtins.int
     status: _builtins.str
     """Status of the job."""
     progress: _builtins.float
@@ -1715,6 +1716,10 @@ class JobProgress(_message.Message):
     def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerUsage]:
         """What each learner of the newest attempt uses; empty until it was measured."""
 
+    @_builtins.property
+    def bars(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobBar]:
+        """Progress bars that learners draw with carriage returns now; at most 100."""
+
     def __init__(
         self,
         *,
@@ -1726,10 +1731,11 @@ class JobProgress(_message.Message):
         latest: _abc.Mapping[_builtins.str, Global___JobPoint] | None = ...,
         fetching: _abc.Iterable[Global___JobFetching] | None = ...,
         usage: _abc.Iterable[Global___LearnerUsage] | None = ...,
+        bars: _abc.Iterable[Global___JobBar] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "lines", b"lines", "points", b"points", "progress", b"progress", "status", b"status", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms", "_progress", b"_progress", "bars", b"bars", "eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "lines", b"lines", "points", b"points", "progress", b"progress", "status", b"status", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__eta_ms: _TypeAlias = _typing.Literal["eta_ms"]  # noqa: Y015
     _WhichOneofArgType__eta_ms: _TypeAlias = _typing.Literal["_eta_ms", b"_eta_ms"]  # noqa: Y015
@@ -1741,6 +1747,30 @@ class JobProgress(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
 Global___JobProgress: _TypeAlias = JobProgress  # noqa: Y015
+
+@_typing.final
+class JobBar(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    learner: _builtins.str
+    """Name of the learner, e.g. worker-0."""
+    text: _builtins.str
+    """The bar as it was within the last seconds."""
+    def __init__(
+        self,
+        *,
+        learner: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learner", b"learner", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobBar: _TypeAlias = JobBar  # noqa: Y015
 
 @_typing.final
 class JobFetching(_message.Message):

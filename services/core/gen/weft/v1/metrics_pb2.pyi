@@ -381,10 +381,13 @@ class BeatRequest(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     ETA_MS_FIELD_NUMBER: _builtins.int
     FETCHING_FIELD_NUMBER: _builtins.int
+    BAR_FIELD_NUMBER: _builtins.int
     progress: _builtins.float
     """Share of the training that is done, 0 to 1; negative: unknown."""
     eta_ms: _builtins.int
     """Milliseconds until the training ends; negative: unknown."""
+    bar: _builtins.str
+    """State of a progress bar that the learner draws with carriage returns; empty: it draws none."""
     @_builtins.property
     def fetching(self) -> Global___FetchingStep:
         """What the helper fetches; absent: nothing."""
@@ -395,10 +398,11 @@ class BeatRequest(_message.Message):
         progress: _builtins.float = ...,
         eta_ms: _builtins.int = ...,
         fetching: Global___FetchingStep | None = ...,
+        bar: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fetching", b"fetching"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "fetching", b"fetching", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bar", b"bar", "eta_ms", b"eta_ms", "fetching", b"fetching", "progress", b"progress"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1150,6 +1154,7 @@ class SummaryReply(_message.Message):
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     FETCHING_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    BARS_FIELD_NUMBER: _builtins.int
     lines: _builtins.int
     """Number of stored lines, and the highest seq."""
     points: _builtins.int
@@ -1174,6 +1179,10 @@ class SummaryReply(_message.Message):
     def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Aggregate]:
         """What each learner of the newest attempt uses of the hardware, by name and rank."""
 
+    @_builtins.property
+    def bars(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnerBar]:
+        """Progress bars that learners of the newest attempt draw now; at most 100."""
+
     def __init__(
         self,
         *,
@@ -1185,14 +1194,43 @@ class SummaryReply(_message.Message):
         left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         fetching: _abc.Iterable[Global___LearnerFetching] | None = ...,
         usage: _abc.Iterable[Global___Aggregate] | None = ...,
+        bars: _abc.Iterable[Global___LearnerBar] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "left_out", b"left_out", "lines", b"lines", "points", b"points", "progress", b"progress", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bars", b"bars", "eta_ms", b"eta_ms", "fetching", b"fetching", "latest", b"latest", "left_out", b"left_out", "lines", b"lines", "points", b"points", "progress", b"progress", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SummaryReply: _TypeAlias = SummaryReply  # noqa: Y015
+
+@_typing.final
+class LearnerBar(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    learner: _builtins.str
+    """Name of the learner."""
+    attempt: _builtins.int
+    """Number of its attempt."""
+    text: _builtins.str
+    """The bar as it is now."""
+    def __init__(
+        self,
+        *,
+        learner: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "learner", b"learner", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LearnerBar: _TypeAlias = LearnerBar  # noqa: Y015
 
 @_typing.final
 class LearnerFetching(_message.Message):
