@@ -125,6 +125,7 @@ class Job:
         since: datetime | str | None = None,
         search: str | None = None,
         tail: int | None = None,
+        by_time: bool = False,
     ) -> Iterator[LogLine]:
         """Its output, line by line; with ``follow`` until it is at rest, over broken connections. See `Jobs.logs`.
 
@@ -132,8 +133,9 @@ class Job:
         """
         if not follow:
             lines = self._jobs.logs(
-                self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail
-            )
+                self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail,
+                by_time=by_time,
+            )  # fmt: skip
             yield from lines
             return
         followed = self._jobs.follow_logs(

@@ -82,6 +82,19 @@ class ServiceClient:
 
 
 @dataclass(frozen=True, slots=True)
+class Lines:
+    """A page of log lines, in the order of the query."""
+
+    lines: Sequence[StoredLine]
+    through: int
+    """The page contains every line that matches up to this seq: continue after it."""
+    stopped_at: int | None = None
+    """The search reached its time limit: lines beyond this seq (with ``tail``: before it) are not searched yet."""
+    more: bool = False
+    """Lines beyond the last one may match."""
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """The dispatcher's last decision for a job that waits."""
 
@@ -224,12 +237,13 @@ class TelemetryClient:
     def __init__(self, client: ServiceClient) -> None:
         self._client = client
 
-    async def lines(self, job_id: str, query: LineQuery, *, limit: int) -> tuple[Sequence[StoredLine], int]:
-        """A page of lines, and the seq up to which it contains every line that matches."""
+    async def lines(self, job_id: str, query: LineQuery, *, limit: int) -> Lines:
+        """A page of lines."""
         stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Lines(_lines_request(job_id, query, limit), timeout=_QUERY_S)
-        return [_line(line) for line in reply.lines], reply.through_seq
+        stopped_at = reply.stopped_at if reply.HasField("stopped_at") else None
+        return Lines([_line(line) for line in reply.lines], reply.through_seq, stopped_at, reply.more)
 
     async def follow_lines(self, job_id: str, query: LineQuery) -> AsyncGenerator[tuple[Sequence[StoredLine], int]]:
         """Batches beyond ``after_seq`` as they are stored. May end or fail; call again with the last seq."""
@@ -241,7 +255,7 @@ class TelemetryClient:
                 yield [_line(line) for line in reply.lines], reply.through_seq
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int) -> tuple[Sequence[StoredPoint], int]:
-        """As ``lines``."""
+        """A page of points, and the seq up to which it contains every point that matches."""
         stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Points(_points_request(job_id, query, limit), timeout=_QUERY_S)
@@ -316,7 +330,7 @@ def _lines_request(job_id: str, query: LineQuery, limit: int) -> metrics_pb2.Lin
     return metrics_pb2.LinesRequest(
         job_id=job_id, after_seq=query.after_seq, before_seq=query.before_seq, rank=query.rank, role=query.role,
         attempt=query.attempt, stream=query.stream, since_ms=query.since_ms, until_ms=query.until_ms,
-        search=query.search, tail=query.tail, limit=limit,
+        search=query.search, tail=query.tail, limit=limit, by_time=query.by_time,
     )  # fmt: skip
 
 

@@ -57,8 +57,9 @@ class Following:
     async def lines(self, job: Job, query: LineQuery) -> AsyncGenerator[Sequence[StoredLine] | End]:
         """Lines after ``query.after_seq``, or from the last ``query.tail`` on, as they are stored; then the end."""
 
-        async def page(after: int, limit: int) -> tuple[Sequence[StoredLine], int]:
-            return await self._telemetry.lines(job.id, replace(query, after_seq=after, tail=None), limit=limit)
+        async def page(after: int, limit: int) -> tuple[Sequence[StoredLine], int, bool]:
+            read = await self._telemetry.lines(job.id, replace(query, after_seq=after, tail=None), limit=limit)
+            return read.lines, read.through, read.stopped_at is None
 
         def live(after: int) -> AsyncGenerator[tuple[Sequence[StoredLine], int]]:
             return self._telemetry.follow_lines(job.id, replace(query, after_seq=after, tail=None))
@@ -79,8 +80,9 @@ class Following:
     async def points(self, job: Job, query: PointQuery) -> AsyncGenerator[Sequence[StoredPoint] | End]:
         """Points after ``query.after_seq`` as they are stored; then the end."""
 
-        async def page(after: int, limit: int) -> tuple[Sequence[StoredPoint], int]:
-            return await self._telemetry.points(job.id, replace(query, after_seq=after), limit=limit)
+        async def page(after: int, limit: int) -> tuple[Sequence[StoredPoint], int, bool]:
+            points, through = await self._telemetry.points(job.id, replace(query, after_seq=after), limit=limit)
+            return points, through, True
 
         def live(after: int) -> AsyncGenerator[tuple[Sequence[StoredPoint], int]]:
             return self._telemetry.follow_points(job.id, replace(query, after_seq=after))
@@ -130,33 +132,35 @@ class Following:
                 counted = (await self._telemetry.summary(job_id)).lines
                 if not query.tail:
                     return [], counted
-                lines, through = await self._telemetry.lines(
-                    job_id, replace(query, before_seq=counted + 1), limit=query.tail
-                )
+                read = await self._telemetry.lines(job_id, replace(query, before_seq=counted + 1), limit=query.tail)
             except Unavailable:
                 await asyncio.sleep(_RETRY_S)
             else:
-                return lines, min(through, counted)  # a page of very long lines is cut: the stream sends the rest
+                # A page of very long lines is cut: the stream sends the rest.
+                return read.lines, min(read.through, counted)
 
 
 async def _all(
     watched: Watched,
     after: int,
     *,
-    page: Callable[[int, int], Awaitable[tuple[Sequence[T], int]]],
+    page: Callable[[int, int], Awaitable[tuple[Sequence[T], int, bool]]],
     live: Callable[[int], AsyncGenerator[tuple[Sequence[T], int]]],
     total: Callable[[], Awaitable[int]],
 ) -> AsyncGenerator[Sequence[T]]:
-    """Every item after ``after``, once and in order, until the job is at rest and all were sent."""
+    """Every item after ``after``, once and in order, until the job is at rest and all were sent.
+
+    ``page``: items after a seq, the seq up to which they lack none, and False if the search stopped there for its time.
+    """
     while True:
         try:
             if watched.over:
                 goal = await total()
                 while after < goal:
-                    items, through = await page(after, _PAGE)
+                    items, through, searched = await page(after, _PAGE)
                     yield items
                     # An empty page means that nothing more matches up to the goal.
-                    after = max(items[-1].seq, through) if items else goal
+                    after = max(items[-1].seq if items else 0, through) if items or not searched else goal
                 return
             async with aclosing(_while_running(watched, live(after))) as batches:
                 async for items, through in batches:

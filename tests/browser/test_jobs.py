@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Response, expect
 
 from services.core.runtime.processes import ProcessIdentity
 from tests.testbed.browser import Visit, sign_in, visit
@@ -222,12 +222,23 @@ def test_a_line_is_searched_among_a_million_and_its_address_leads_back_to_it(
     open_visit: Open, finished: dict[str, str]
 ) -> None:
     page = open_visit().open(f"/ui/jobs/{finished['long']}?tab=logs")
+    stopped: list[int] = []
+
+    def seen(answer: Response) -> None:
+        if "search=" in answer.url and "/logs" in answer.url and answer.json()["partial"]:
+            stopped.append(answer.json()["previous"])
+
+    page.on("response", seen)
     expect(page.locator(".log-text").last).to_have_text("line 1000000")
     assert page.locator(".log-row").count() < 200  # only what is visible exists
     page.keyboard.press("/")
     page.keyboard.type("line 12?345$")
     page.keyboard.press("Enter")
     expect(page.locator(".log-text")).to_have_text(["line 1345", "line 12345"])
+    expect(page.locator(".log-foot")).to_contain_text("2 lines match")
+    expect(page.locator(".log-panel [role=status]")).to_have_count(0)
+    assert stopped  # the time for a search is shorter than this one: the page went on by itself
+    assert stopped == sorted(set(stopped), reverse=True)
     page.get_by_role("button", name="Line 12345", exact=True).click()
     page.get_by_role("button", name="Clear the search").click()
     expect(page.locator(".log-row.marked .log-text")).to_have_text("line 12345")
@@ -236,14 +247,20 @@ def test_a_line_is_searched_among_a_million_and_its_address_leads_back_to_it(
     expect(page.locator(".log-row.marked")).to_be_in_viewport()
 
 
-def test_the_log_is_merged_or_of_one_learner_and_its_colours_are_those_of_a_terminal(
-    open_visit: Open, finished: dict[str, str]
+def test_the_log_is_merged_by_time_or_of_one_learner_and_its_colours_are_those_of_a_terminal(
+    open_visit: Open, finished: dict[str, str], client: Client
 ) -> None:
     page = open_visit().open(f"/ui/jobs/{finished['good']}?tab=logs")
     expect(page.locator(".log-rank", has_text="worker-0").first).to_be_visible()
     expect(page.locator(".log-rank", has_text="worker-1").first).to_be_visible()
-    times = [text for text in page.locator(".log-time").all_inner_texts() if text]
-    assert times == sorted(times)
+    stored = list(client.jobs.logs(finished["good"]))
+    merged = sorted(stored, key=lambda line: (line.time, line.seq))
+    page.get_by_label("Order").select_option("Merged by time")
+    expect(page.locator(".log-foot")).to_contain_text(f"{len(stored)} lines, merged by time")
+    expect(page.locator(".log-seq")).to_have_text([str(line.seq) for line in merged])
+    assert [line.seq for line in client.jobs.logs(finished["good"], by_time=True)] == [line.seq for line in merged]
+    page.reload()
+    expect(page.locator(".log-seq").first).to_have_text(str(merged[0].seq))
     expect(page.locator(".log-text .a-2", has_text="green")).to_have_count(2)
     page.get_by_label("Learner", exact=True).select_option("worker-1")
     expect(page.locator(".log-rank", has_text="worker-0")).to_have_count(0)

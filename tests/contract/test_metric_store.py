@@ -22,6 +22,7 @@ from services.core.domain.errors import InvalidRequest, NotFound, Unavailable
 from services.core.ports.metric_store import (
     Batch,
     Extent,
+    LinePage,
     LineQuery,
     LogLine,
     MetricStore,
@@ -30,7 +31,6 @@ from services.core.ports.metric_store import (
     SourceId,
     SourceState,
     Stored,
-    StoredLine,
 )
 from tests.testbed.metric_batches import JOB, METRICS, OTHER, OUT, WIDTH, curve, log, metrics, texts
 from tests.waiting import HANG_S
@@ -502,8 +502,8 @@ async def test_searches_that_take_all_their_workers_do_not_delay_other_reads(
     searching, go_on = threading.Semaphore(0), threading.Event()
     read = LineReader.read
 
-    def held(reader: LineReader, limit: int) -> list[StoredLine]:
-        if reader._query.search is not None:
+    def held(reader: LineReader, limit: int) -> LinePage:
+        if reader._matcher.query.search is not None:
             searching.release()
             assert go_on.wait(HANG_S)
         return read(reader, limit)

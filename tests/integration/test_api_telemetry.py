@@ -86,6 +86,12 @@ async def test_log_lines_are_paged_and_filtered(api: Api, learner: Learner) -> N
     assert line["time"].endswith("Z")
     last = (await api.admin.get(url, params={"tail": 2})).json()
     assert [line["seq"] for line in last["lines"]] == [9, 10]
+    assert (last["previous"], last["partial"]) == (9, False)
+    before = (await api.admin.get(url, params={"tail": 10, "before": last["previous"], "order": "time"})).json()
+    assert [line["seq"] for line in before["lines"]] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert before["previous"] is None
+    by_time = (await api.admin.get(url, params={"order": "time", "limit": 6})).json()
+    assert (by_time["next"], by_time["more"], len(by_time["lines"])) == (6, True, 6)
     assert (await api.admin.get(url, params={"tail": 0})).json()["lines"] == []
     matching = (await api.admin.get(url, params={"search": "line [13]$"})).json()
     assert [line["text"] for line in matching["lines"]] == ["line 1", "line 3"]
@@ -96,7 +102,16 @@ async def test_log_lines_are_paged_and_filtered(api: Api, learner: Learner) -> N
 
 
 @pytest.mark.parametrize(
-    "params", [{"search": "("}, {"since": "yesterday"}, {"limit": 0}, {"tail": -1}, {"rank": "x"}, {"after": -1}]
+    "params",
+    [
+        {"search": "("},
+        {"since": "yesterday"},
+        {"limit": 0},
+        {"tail": -1},
+        {"rank": "x"},
+        {"after": -1},
+        {"order": "sideways"},
+    ],
 )
 async def test_invalid_log_parameters_are_refused_before_a_stream_begins(
     api: Api, learner: Learner, params: dict[str, Any]

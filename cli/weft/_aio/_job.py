@@ -124,6 +124,7 @@ class AsyncJob:
         since: datetime | str | None = None,
         search: str | None = None,
         tail: int | None = None,
+        by_time: bool = False,
     ) -> AsyncIterator[LogLine]:
         """Its output, line by line; with ``follow`` until it is at rest, over broken connections. See `Jobs.logs`.
 
@@ -131,8 +132,9 @@ class AsyncJob:
         """
         if not follow:
             lines = self._jobs.logs(
-                self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail
-            )
+                self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail,
+                by_time=by_time,
+            )  # fmt: skip
             async for line in lines:
                 yield line
             return

@@ -317,15 +317,42 @@ class AsyncJobs:
         until: datetime | str | None = None,
         search: str | None = None,
         tail: int | None = None,
+        by_time: bool = False,
     ) -> AsyncIterator[LogLine]:
-        """The stored output of the job, in order. ``search``: a regular expression; ``tail``: the last N."""
+        """The stored output of the job, in order. ``search``: a regular expression; ``tail``: the last N.
+
+        by_time: in the order of their times, over all learners; else in the order in which the lines were stored.
+        """
         params = _log_params(
             rank=rank, role=role, attempt=attempt, stream=stream, since=since, until=until, search=search
         )
-        if tail is not None and tail <= 0:
-            return
-        async for entry in self._pages(_path(id, "logs"), "lines", {**params, "tail": tail}, most=tail):
+        if by_time:
+            params["order"] = "time"
+        path = _path(id, "logs")
+        pages = self._pages(path, "lines", params) if tail is None else self._last(path, params, tail)
+        async for entry in pages:
             yield LogLine.of(entry)
+
+    async def _last(self, path: str, params: Mapping[str, Any], tail: int) -> AsyncIterator[dict[str, Any]]:
+        """The last ``tail`` lines, page by page from the end. A search that stopped for its time is continued."""
+        parts: builtins.list[builtins.list[dict[str, Any]]] = []
+        before: int | None = None
+        left = tail
+        while left > 0:
+            query = {**params, "before": before}
+            page = await self._http.json("GET", path, params={**query, "tail": min(left, _LONGEST_PAGE)})
+            lines = list(page["lines"])
+            before = page.get("previous")
+            while page.get("more"):  # a page is limited in bytes, too: the newest lines are on a later one
+                page = await self._http.json("GET", path, params={**query, "after": page["next"]})
+                lines += page["lines"]
+            parts.insert(0, lines[:left])
+            left -= len(lines)
+            if before is None:
+                break
+        for part in parts:
+            for entry in part:
+                yield entry
 
     def follow_logs(
         self,
@@ -469,26 +496,16 @@ class AsyncJobs:
             unpacked=unpacked,
         )  # fmt: skip
 
-    async def _pages(
-        self, path: str, field: str, params: Mapping[str, Any], *, most: int | None = None
-    ) -> AsyncIterator[dict[str, Any]]:
-        """The entries of all pages, at most ``most``.
-
-        ``tail`` in ``params`` says where the first page begins. A page is limited in bytes, too: the newest entries may
-        be on a later one.
-        """
+    async def _pages(self, path: str, field: str, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The entries of all pages."""
         after: int | None = None
-        left = most
-        while left is None or left > 0:
-            limit = None if left is None else min(left, _LONGEST_PAGE)
-            page = await self._http.json("GET", path, params={**params, "after": after, "limit": limit})
+        while True:
+            page = await self._http.json("GET", path, params={**params, "after": after})
             for entry in page[field]:
                 yield entry
             after = page.get("next")
             if not page.get("more"):
                 return
-            left = None if left is None else left - len(page[field])
-            params = {**params, "tail": None}
 
 
 def _path(id: str, *more: str) -> str:  # noqa: A002

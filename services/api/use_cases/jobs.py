@@ -224,7 +224,7 @@ async def _cause(services: ApiServices, job: JobDocument) -> Cause | None:
     query = LineQuery(role=role or None, rank=rank, attempt=job.attempt.number, tail=LAST_LINES)
     lines: Sequence[StoredLine] = ()
     with contextlib.suppress(WeftError):  # the explanation does not depend on the metrics service
-        lines, _through = await services.telemetry.lines(job.id, query, limit=LAST_LINES)
+        lines = (await services.telemetry.lines(job.id, query, limit=LAST_LINES)).lines
     is_known = verdict.reason == "OOMKilled"  # the signal says less than the reason
     return find_cause(
         [line.line.text for line in lines],

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, structs
 from pydantic import Field
@@ -16,7 +16,7 @@ from services.api.access import Principal
 from services.api.answers import Answer, Time, as_time, doc, number
 from services.api.following import Changed, End
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
-from services.api.params import Params, Seq, Small, Step, unix_ms
+from services.api.params import Params, Seq, Small, Step, unix_ms, wrong_parameter
 from services.api.services import ApiServices
 from services.api.usage import LearnerUsage, usage_answer
 from services.core.domain.errors import Unavailable
@@ -33,7 +33,13 @@ _FETCHED = frozenset({Status.PENDING, Status.DOWNLOADING, Status.PROCESSING})
 class LinesParams(Params):
     """Which log lines to get."""
 
-    after: Seq = Field(default=None, description="Only lines with a higher `seq`.")
+    after: Seq = Field(default=None, description="Only lines after the line with this `seq`.")
+    before: Seq = Field(default=None, description="Only lines before the line with this `seq`.")
+    order: Literal["stored", "time"] | None = Field(
+        default=None,
+        description="stored (the default): in order of `seq`, as they arrived. time: in the order of their times, over "
+        "all learners; not for a stream. `after` and `before` name lines in this order.",
+    )
     limit: int = Field(default=1000, ge=1, le=10_000, description="Most lines in the answer.")
     rank: Small = Field(default=None, description="Only lines of the learner with this rank in its role.")
     role: str | None = Field(default=None, description="Only lines of learners with this role.")
@@ -100,6 +106,13 @@ class GetLogsReply(Answer):
     lines: Annotated[list[JobLine], doc("Lines of this page.")]
     next: Annotated[int, doc("Send it as `after` to get the next page.")]
     more: Annotated[bool, doc("There are more lines beyond this page.")]
+    previous: Annotated[
+        int | None, doc("With `tail`: send it as `before` to get the lines before these; null if there are none.")
+    ]
+    partial: Annotated[
+        bool,
+        doc("The search reached its time limit before its end: continue at `next`, with `tail` at `previous`."),
+    ]
 
 
 class JobPoint(Answer):
@@ -237,10 +250,19 @@ async def get_logs(services: ApiServices, principal: Principal, job_id: str, par
     limit = params.limit if params.tail is None else max(params.tail, 1)
     query = _line_query(params)
     with services.searches.searching(job.tenant) if query.search is not None else contextlib.nullcontext():
-        lines, through = await services.telemetry.lines(job_id, query, limit=limit)
-    # Only a page that was cut ends with its last line; there may still be nothing beyond it.
-    more = bool(lines) and through == lines[-1].seq and (await services.telemetry.summary(job_id)).lines > through
-    return GetLogsReply(lines=[_line(line) for line in lines], next=through, more=more)
+        page = await services.telemetry.lines(job_id, query, limit=limit)
+    lines, through, partial = page.lines, page.through, page.stopped_at is not None
+    if query.by_time or (partial and query.tail is None):
+        more = page.more
+    else:
+        # Only a page that was cut ends with its last line; there may still be nothing beyond it.
+        more = bool(lines) and through == lines[-1].seq and (await services.telemetry.summary(job_id)).lines > through
+    previous = None
+    if query.tail is not None:
+        previous = page.stopped_at if partial else lines[0].seq if lines and page.more else None
+    return GetLogsReply(
+        lines=[_line(line) for line in lines], next=through, more=more, previous=previous, partial=partial
+    )
 
 
 async def follow_logs(
@@ -250,6 +272,8 @@ async def follow_logs(
     ``tail``. Raises before the stream begins: NotFound, InvalidRequest.
     """
     job = await services.jobs.get(principal, job_id)
+    if params.order == "time":
+        raise wrong_parameter("order", "a stream is in the order in which lines are stored")
     query = _line_query(params)
     if resumed is not None:
         query = replace(query, after_seq=resumed, tail=None)
@@ -397,7 +421,9 @@ def _end(end: End) -> JobEnd:
 
 def _line_query(params: LinesParams) -> LineQuery:
     return LineQuery(
+        by_time=params.order == "time",
         after_seq=params.after or 0,
+        before_seq=params.before,
         rank=params.rank,
         role=params.role,
         attempt=params.attempt,

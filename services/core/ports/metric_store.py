@@ -102,10 +102,12 @@ class StoredPoint:
 class LineQuery:
     """A filter of lines: a line matches if every given field does."""
 
+    by_time: bool = False
+    """In order of their times, over all sources; of equal times by seq. Else in order of seq."""
     after_seq: int = 0
-    """Only lines with a greater seq."""
+    """Only lines after the line with this seq, in the order of the query; 0: all."""
     before_seq: int | None = None
-    """Only lines with a lower seq."""
+    """Only lines before the line with this seq, in the order of the query."""
     rank: int | None = None
     role: str | None = None
     attempt: int | None = None
@@ -119,6 +121,16 @@ class LineQuery:
     """A regular expression (RE2: no look-around, no back-references), searched for in the text."""
     tail: int | None = None
     """Only the last so many of the lines that match."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinePage:
+    """Lines that match a query, in its order."""
+
+    lines: Sequence[StoredLine]
+    stopped_at: int | None = None
+    """Not None: the time for one query is over. Lines beyond the line with this seq (with ``tail``: before it) are not
+    searched yet, and a query that continues there will make progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,11 +244,15 @@ class MetricStore(Protocol):
         ...
 
     async def lines(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> Sequence[StoredLine]:
-        """Returns the first ``limit`` matching lines by seq; with ``query.tail``, the first of the last ``tail``.
+        """Returns the first ``limit`` matching lines in the query's order; with ``query.tail``, of the last ``tail``.
 
         Returns none for an unknown job. Raises InvalidRequest where ``search`` is not a valid pattern, and TooLarge
         where too many lines would have to be searched.
         """
+        ...
+
+    async def line_page(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> LinePage:
+        """As ``lines``, but returns what was found where too many lines would have to be searched."""
         ...
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int = 10_000) -> Sequence[StoredPoint]:

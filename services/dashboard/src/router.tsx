@@ -42,7 +42,7 @@ export const jobsRoute = createRoute({
 export const jobRoute = createRoute({
   ...at,
   path: "/jobs/$id",
-  validateSearch: words("tab", "x", "log", "smooth", "from", "to", "old", "rank", "attempt", "stream", "search", "line", "file"),
+  validateSearch: words("tab", "x", "log", "smooth", "from", "to", "old", "rank", "attempt", "stream", "search", "order", "line", "file"),
   component: JobScreen,
 });
 export const compareRoute = createRoute({

@@ -125,6 +125,7 @@ def aggregate_message(aggregate: Aggregate) -> pb.Aggregate:
 
 def line_query(request: pb.LinesRequest) -> LineQuery:
     return LineQuery(
+        by_time=request.by_time,
         after_seq=request.after_seq,
         before_seq=request.before_seq if request.HasField("before_seq") else None,
         rank=request.rank if request.HasField("rank") else None,

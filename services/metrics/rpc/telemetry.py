@@ -59,12 +59,14 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
     instrumentation: Instrumentation
 
     async def Lines(self, request: pb.LinesRequest, context: Any) -> pb.LinesReply:
-        page = await self._lines(request, request.after_seq)
-        return pb.LinesReply(lines=line_messages(page.entries), through_seq=page.through)
+        page, stopped_at = await self._lines(request, request.after_seq)
+        return pb.LinesReply(
+            lines=line_messages(page.entries), through_seq=page.through, stopped_at=stopped_at, more=page.full
+        )
 
     async def FollowLines(self, request: pb.LinesRequest, context: Any) -> AsyncIterator[pb.LinesReply]:
         async def read(after: int) -> Page[StoredLine]:
-            page = await self._lines(request, after)
+            page, _stopped_at = await self._lines(request, after)
             request.ClearField("tail")  # applies to the first page only
             return page
 
@@ -73,14 +75,21 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
                 async for page in pages:
                     yield pb.LinesReply(lines=line_messages(page.entries), through_seq=page.through)
 
-    async def _lines(self, request: pb.LinesRequest, after: int) -> Page[StoredLine]:
+    async def _lines(self, request: pb.LinesRequest, after: int) -> tuple[Page[StoredLine], int | None]:
+        """A page, and where the search stopped that reached its time limit."""
         query = replace(line_query(request), after_seq=after)
         if query.tail is not None:
             query = replace(query, tail=min(query.tail, _MOST_TAIL))
         limit = min(request.limit or _LINES, _MOST_LINES)
         stored, _ = await self.store.counts(request.job_id)  # read first: the page may lack what is stored later
-        lines = await self.store.lines(request.job_id, query, limit=limit)
-        return _page(lines, line_size, limit=limit, through=max(after, stored))
+        found = await self.store.line_page(request.job_id, query, limit=limit)
+        through = max(after, stored)
+        if query.by_time:
+            through = found.lines[-1].seq if found.lines else after
+        page = _page(found.lines, line_size, limit=limit, through=through, by_time=query.by_time)
+        if found.stopped_at is None or query.tail is not None or page.full:
+            return page, found.stopped_at
+        return Page(page.entries, found.stopped_at, full=True), found.stopped_at
 
     async def Points(self, request: pb.PointsRequest, context: Any) -> pb.PointsReply:
         page = await self._points(request, request.after_seq)
@@ -175,12 +184,14 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         return pb.ForgetReply()
 
 
-def _page(stored: Sequence[T], size: Callable[[T], int], *, limit: int, through: int) -> Page[T]:
-    """As many entries as fit into one reply. ``through``: the stored entries are complete up to this number."""
+def _page(stored: Sequence[T], size: Callable[[T], int], *, limit: int, through: int, by_time: bool = False) -> Page[T]:
+    """As many entries as fit into one reply. ``through``: the stored entries are complete up to this number.
+    ``by_time``: numbers do not rise.
+    """
     entries = _cut(stored, size)
     full = len(entries) == limit or len(entries) < len(stored)
     if entries:
-        through = entries[-1].seq if full else max(through, entries[-1].seq)
+        through = entries[-1].seq if full or by_time else max(through, entries[-1].seq)
     return Page(entries, through, full=full)
 
 

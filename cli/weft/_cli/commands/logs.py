@@ -45,9 +45,17 @@ class When(click.ParamType[datetime]):
 @click.option("--role", metavar="ROLE", help="Only learners of this role.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt.")
 @click.option("--stream", type=click.Choice(["stdout", "stderr"]), help="Only this stream.")
+@click.option("--by-time", is_flag=True, help="Merge all learners by time; not with --follow.")
 @click.option("--timestamps", is_flag=True, help="Begin each line with its time.")
 def logs_command(
-    call: Call, job: str, follow: bool, tail: int | None, until: datetime | None, timestamps: bool, **which: Any
+    call: Call,
+    job: str,
+    follow: bool,
+    tail: int | None,
+    until: datetime | None,
+    by_time: bool,
+    timestamps: bool,
+    **which: Any,
 ) -> None:
     """Print or follow what the learners print.
 
@@ -72,11 +80,13 @@ def logs_command(
         raise InvalidRequest(f"there is no rank {which['rank']}: this job has {ranks}")
     writer = LineWriter(several=learners > 1, timestamps=timestamps)
     if not follow:
-        for line in jobs.logs(id_, until=until, tail=tail, **which):
+        for line in jobs.logs(id_, until=until, tail=tail, by_time=by_time, **which):
             _print(call, line, writer)
         return
     if until is not None:
         raise InvalidRequest("--follow runs until the job ends or halts; leave out --until")
+    if by_time:
+        raise InvalidRequest("--follow prints lines as they come; leave out --by-time")
     followed = jobs.follow_logs(id_, tail=tail, on_cut=reconnecting, **which)
     learner = None if which["rank"] is None else f"{which['role'] or 'worker'}-{which['rank']}"
     with (

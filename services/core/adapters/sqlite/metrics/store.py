@@ -40,8 +40,9 @@ from services.core.adapters.sqlite.metrics.tallies import (
     read_steps,
     read_usage,
 )
+from services.core.adapters.sqlite.metrics.time_order import TimeOrderReader
 from services.core.adapters.sqlite.place import refuse_network
-from services.core.domain.errors import InvalidRequest, NoSpace, NotFound, Quarantined, Unavailable, WeftError
+from services.core.domain.errors import InvalidRequest, NoSpace, NotFound, Quarantined, TooLarge, Unavailable, WeftError
 from services.core.ports.metric_store import (
     DEFAULT_BOUNDS,
     Aggregate,
@@ -49,6 +50,7 @@ from services.core.ports.metric_store import (
     Column,
     Extent,
     JobBounds,
+    LinePage,
     LineQuery,
     PointQuery,
     SourceId,
@@ -202,14 +204,21 @@ class SqliteMetricStore:
         return await self._read(job_id, read, otherwise=[])
 
     async def lines(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> Sequence[StoredLine]:
+        page = await self.line_page(job_id, query, limit=limit)
+        if page.stopped_at is not None:
+            raise TooLarge("the search takes too long; narrow it by rank, attempt, time or sequence number")
+        return page.lines
+
+    async def line_page(self, job_id: str, query: LineQuery, *, limit: int = 1000) -> LinePage:
         compiled(query.search)  # raises for an invalid pattern even if there are no lines
         deadline = time.monotonic() + self._search_s
 
-        def read(file: JobFile) -> list[StoredLine]:
-            return LineReader(file, query, deadline=deadline).read(limit)
+        def read(file: JobFile) -> LinePage:
+            reader = TimeOrderReader if query.by_time else LineReader
+            return reader(file, query, deadline=deadline).read(limit)
 
         pool = self._readers if query.search is None else self._searchers
-        return await self._run(pool, lambda: self._use(job_id, read, create=False, otherwise=[]))
+        return await self._run(pool, lambda: self._use(job_id, read, create=False, otherwise=LinePage([])))
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int = 10_000) -> Sequence[StoredPoint]:
         return await self._read_points(job_id, lambda reader: reader.points(query, limit), otherwise=[])

@@ -1919,6 +1919,8 @@ class GetLogsRequest(_message.Message):
     UNTIL_FIELD_NUMBER: _builtins.int
     SEARCH_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
     after: _builtins.int
@@ -1937,6 +1939,10 @@ class GetLogsRequest(_message.Message):
     """Only lines in which this regular expression (RE2) matches."""
     tail: _builtins.int
     """Only the last lines, this many of those that match: 0 to 10000."""
+    before: _builtins.int
+    """Only lines before the line with this `seq`."""
+    order: _builtins.str
+    """stored (the default) or time: the order of the lines. `after` and `before` name lines in it."""
     @_builtins.property
     def since(self) -> _timestamp_pb2.Timestamp:
         """Only lines from this time on."""
@@ -1959,17 +1965,23 @@ class GetLogsRequest(_message.Message):
         until: _timestamp_pb2.Timestamp | None = ...,
         search: _builtins.str | None = ...,
         tail: _builtins.int | None = ...,
+        before: _builtins.int | None = ...,
+        order: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_limit", b"_limit", "_rank", b"_rank", "_role", b"_role", "_search", b"_search", "_since", b"_since", "_stream", b"_stream", "_tail", b"_tail", "_until", b"_until", "after", b"after", "attempt", b"attempt", "limit", b"limit", "rank", b"rank", "role", b"role", "search", b"search", "since", b"since", "stream", b"stream", "tail", b"tail", "until", b"until"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_before", b"_before", "_limit", b"_limit", "_order", b"_order", "_rank", b"_rank", "_role", b"_role", "_search", b"_search", "_since", b"_since", "_stream", b"_stream", "_tail", b"_tail", "_until", b"_until", "after", b"after", "attempt", b"attempt", "before", b"before", "limit", b"limit", "order", b"order", "rank", b"rank", "role", b"role", "search", b"search", "since", b"since", "stream", b"stream", "tail", b"tail", "until", b"until"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_limit", b"_limit", "_rank", b"_rank", "_role", b"_role", "_search", b"_search", "_since", b"_since", "_stream", b"_stream", "_tail", b"_tail", "_until", b"_until", "after", b"after", "attempt", b"attempt", "job_id", b"job_id", "limit", b"limit", "rank", b"rank", "role", b"role", "search", b"search", "since", b"since", "stream", b"stream", "tail", b"tail", "until", b"until"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_attempt", b"_attempt", "_before", b"_before", "_limit", b"_limit", "_order", b"_order", "_rank", b"_rank", "_role", b"_role", "_search", b"_search", "_since", b"_since", "_stream", b"_stream", "_tail", b"_tail", "_until", b"_until", "after", b"after", "attempt", b"attempt", "before", b"before", "job_id", b"job_id", "limit", b"limit", "order", b"order", "rank", b"rank", "role", b"role", "search", b"search", "since", b"since", "stream", b"stream", "tail", b"tail", "until", b"until"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
     _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
     _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
+    _WhichOneofReturnType__before: _TypeAlias = _typing.Literal["before"]  # noqa: Y015
+    _WhichOneofArgType__before: _TypeAlias = _typing.Literal["_before", b"_before"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
     _WhichOneofArgType__limit: _TypeAlias = _typing.Literal["_limit", b"_limit"]  # noqa: Y015
+    _WhichOneofReturnType__order: _TypeAlias = _typing.Literal["order"]  # noqa: Y015
+    _WhichOneofArgType__order: _TypeAlias = _typing.Literal["_order", b"_order"]  # noqa: Y015
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
@@ -1989,7 +2001,11 @@ class GetLogsRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt) -> _WhichOneofReturnType__attempt | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__before) -> _WhichOneofReturnType__before | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit) -> _WhichOneofReturnType__limit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__order) -> _WhichOneofReturnType__order | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
     @_typing.overload
@@ -2068,10 +2084,16 @@ class GetLogsReply(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
     next: _builtins.int
     """Send it as `after` to get the next page."""
     more: _builtins.bool
     """There are more lines beyond this page."""
+    previous: _builtins.int
+    """With `tail`: send it as `before` to get the lines before these. Unset: there are none."""
+    partial: _builtins.bool
+    """The search reached its time limit: continue it at `next`, with `tail` at `previous`."""
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLine]:
         """Lines of this page, oldest first."""
@@ -2082,12 +2104,16 @@ class GetLogsReply(_message.Message):
         lines: _abc.Iterable[Global___JobLine] | None = ...,
         next: _builtins.int = ...,
         more: _builtins.bool = ...,
+        previous: _builtins.int | None = ...,
+        partial: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_previous", b"_previous", "previous", b"previous"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "more", b"more", "next", b"next"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous", b"_previous", "lines", b"lines", "more", b"more", "next", b"next", "partial", b"partial", "previous", b"previous"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__previous: _TypeAlias = _typing.Literal["previous"]  # noqa: Y015
+    _WhichOneofArgType__previous: _TypeAlias = _typing.Literal["_previous", b"_previous"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous) -> _WhichOneofReturnType__previous | None: ...
 
 Global___GetLogsReply: _TypeAlias = GetLogsReply  # noqa: Y015
 

@@ -844,6 +844,7 @@ class LinesRequest(_message.Message):
     SEARCH_FIELD_NUMBER: _builtins.int
     TAIL_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    BY_TIME_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
     after_seq: _builtins.int
@@ -868,6 +869,8 @@ class LinesRequest(_message.Message):
     """Only the last lines, this many of those that match."""
     limit: _builtins.int
     """Most lines in a reply."""
+    by_time: _builtins.bool
+    """Lines in order of their times, over all sources; after_seq and before_seq name lines in it."""
     def __init__(
         self,
         *,
@@ -883,10 +886,11 @@ class LinesRequest(_message.Message):
         search: _builtins.str | None = ...,
         tail: _builtins.int | None = ...,
         limit: _builtins.int = ...,
+        by_time: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_before_seq", b"_before_seq", "_rank", b"_rank", "_role", b"_role", "_search", b"_search", "_since_ms", b"_since_ms", "_stream", b"_stream", "_tail", b"_tail", "_until_ms", b"_until_ms", "attempt", b"attempt", "before_seq", b"before_seq", "rank", b"rank", "role", b"role", "search", b"search", "since_ms", b"since_ms", "stream", b"stream", "tail", b"tail", "until_ms", b"until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_before_seq", b"_before_seq", "_rank", b"_rank", "_role", b"_role", "_search", b"_search", "_since_ms", b"_since_ms", "_stream", b"_stream", "_tail", b"_tail", "_until_ms", b"_until_ms", "after_seq", b"after_seq", "attempt", b"attempt", "before_seq", b"before_seq", "job_id", b"job_id", "limit", b"limit", "rank", b"rank", "role", b"role", "search", b"search", "since_ms", b"since_ms", "stream", b"stream", "tail", b"tail", "until_ms", b"until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt", b"_attempt", "_before_seq", b"_before_seq", "_rank", b"_rank", "_role", b"_role", "_search", b"_search", "_since_ms", b"_since_ms", "_stream", b"_stream", "_tail", b"_tail", "_until_ms", b"_until_ms", "after_seq", b"after_seq", "attempt", b"attempt", "before_seq", b"before_seq", "by_time", b"by_time", "job_id", b"job_id", "limit", b"limit", "rank", b"rank", "role", b"role", "search", b"search", "since_ms", b"since_ms", "stream", b"stream", "tail", b"tail", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempt: _TypeAlias = _typing.Literal["attempt"]  # noqa: Y015
     _WhichOneofArgType__attempt: _TypeAlias = _typing.Literal["_attempt", b"_attempt"]  # noqa: Y015
@@ -933,10 +937,16 @@ class LinesReply(_message.Message):
 
     LINES_FIELD_NUMBER: _builtins.int
     THROUGH_SEQ_FIELD_NUMBER: _builtins.int
+    STOPPED_AT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     through_seq: _builtins.int
     """All that matches up to this seq was sent: continue after it. A page may be shorter than the limit, because it has
-    at most 4 MiB; an empty page is the last.
+    at most 4 MiB; an empty page is the last, unless stopped_at is set.
     """
+    stopped_at: _builtins.int
+    """Set: the time for one search is over. Lines beyond this seq (with tail: before it) are not searched yet."""
+    more: _builtins.bool
+    """More lines may match beyond the last one of this page."""
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLine]:
         """Lines, oldest first."""
@@ -946,12 +956,16 @@ class LinesReply(_message.Message):
         *,
         lines: _abc.Iterable[Global___StoredLine] | None = ...,
         through_seq: _builtins.int = ...,
+        stopped_at: _builtins.int | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "stopped_at", b"stopped_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "through_seq", b"through_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at", "lines", b"lines", "more", b"more", "stopped_at", b"stopped_at", "through_seq", b"through_seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stopped_at: _TypeAlias = _typing.Literal["stopped_at"]  # noqa: Y015
+    _WhichOneofArgType__stopped_at: _TypeAlias = _typing.Literal["_stopped_at", b"_stopped_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stopped_at) -> _WhichOneofReturnType__stopped_at | None: ...
 
 Global___LinesReply: _TypeAlias = LinesReply  # noqa: Y015
 
