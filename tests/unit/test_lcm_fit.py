@@ -35,7 +35,7 @@ GB = 10**9
 VERDICTS: dict[str, Literal["later", "never"]] = {
     "WaitingForCapacity": "later",
     "WaitingInQueue": "later",
-    "NoMatchingFlavor": "never",
+    "TooLargeForCluster": "never",
 }
 SMALL = {"resources": {"cpus": 1, "memory": "1GB"}}
 

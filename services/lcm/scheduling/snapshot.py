@@ -53,7 +53,7 @@ class Snapshot:
         decision = self.walk.preview(gang)
         if decision.placement is not None:
             return Fit("now")
-        never = decision.pending_reason is PendingReason.NO_MATCHING_FLAVOR
+        never = decision.pending_reason is PendingReason.TOO_LARGE_FOR_CLUSTER
         return Fit("never" if never else "later", decision.message)
 
     def usage(self) -> list[NodeUsage]:
