@@ -19,7 +19,7 @@ from tests.testbed.docker.engine import engine
 from tests.testbed.go import go_programs
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
-from tests.testbed.kubernetes.kubectl import Kubectl, condition
+from tests.testbed.kubernetes.kubectl import Kubectl, KubectlError, condition
 from tests.testbed.kubernetes.programs import MODULES
 from tests.waiting import eventually
 from weft import Client
@@ -130,10 +130,30 @@ class Installation:
         self.kubectl.create({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels},
         })  # fmt: skip
-        return self.helm("install", RELEASE, CHART, f"--values={VALUES}", "--wait", "--timeout=10m", *options)
+        return self.run("install", RELEASE, CHART, f"--values={VALUES}", "--wait", "--timeout=10m", *options)
 
     def upgrade(self, *options: str) -> str:
-        return self.helm("upgrade", RELEASE, CHART, f"--values={VALUES}", "--wait", "--timeout=10m", *options)
+        return self.run("upgrade", RELEASE, CHART, f"--values={VALUES}", "--wait", "--timeout=10m", *options)
+
+    def run(self, *arguments: str | Path) -> str:
+        """Runs helm. Its error contains the state of the pods."""
+        try:
+            return self.helm(*arguments)
+        except HelmError as error:
+            raise HelmError(f"{error}\n{self.state()}") from error
+
+    def state(self) -> str:
+        """Pods, events and logs, for the message of a failure."""
+        parts = [["get", "pods", "--all-namespaces", "--output=wide"], ["get", "events", "--sort-by=.lastTimestamp"]]
+        every = f"--selector=app.kubernetes.io/instance={RELEASE}"
+        parts += [["logs", every, "--all-containers", "--prefix", "--tail=15", "--ignore-errors"]]
+        texts: list[str] = []
+        for part in parts:
+            try:
+                texts.append(self.kubectl(*part))
+            except KubectlError as error:
+                texts.append(str(error))
+        return "\n".join(text[-12_000:] for text in texts)
 
     def objects(self, kinds: str) -> list[str]:
         """ "Kind name" of what has the release's labels."""

@@ -23,20 +23,28 @@ def _pods(installed: Installation, component: str = "") -> list[dict[str, Any]]:
     return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
 
 
+def _not_ready(installed: Installation) -> list[str]:
+    return [
+        pod["metadata"]["name"] for pod in _pods(installed)
+        if pod["status"]["phase"] != "Succeeded"
+        and not all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
+    ]  # fmt: skip
+
+
 def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
 def test_all_pods_are_ready_in_a_namespace_of_pod_security_restricted(installed: Installation) -> None:
+    # Of a busy machine, a probe may be late.
+    eventually(lambda: not _not_ready(installed))
     pods = [pod for pod in _pods(installed) if pod["status"]["phase"] != "Succeeded"]
     assert len(pods) == 9
-    for pod in pods:
-        assert all(status["ready"] for status in pod["status"]["containerStatuses"]), pod["metadata"]["name"]
     assert {pod["spec"]["nodeName"] for pod in pods} == {"node-1", "node-2"}
 
 
 def test_two_learners_train_on_the_installed_platform(installed: Installation) -> None:
-    output = installed.helm("test", RELEASE, "--logs", "--timeout=10m")
+    output = installed.run("test", RELEASE, "--logs", "--timeout=10m")
     assert "2 learners trained" in output
 
 
@@ -95,5 +103,5 @@ def test_upgrade_with_more_replicas_keeps_every_key(installed: Installation) -> 
 
 
 def test_rollback_brings_the_replicas_of_before(installed: Installation) -> None:
-    installed.helm("rollback", RELEASE, "1", "--wait", "--timeout=10m")
+    installed.run("rollback", RELEASE, "1", "--wait", "--timeout=10m")
     eventually(lambda: [len(_pods(installed, service)) for service in SERVICES] == [1, 1, 1, 1])

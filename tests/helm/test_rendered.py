@@ -210,7 +210,7 @@ def test_rights_and_policies_are_those_of_weft_manifests_for_the_settings_of_the
             for entry in lcm["containers"][0]["env"]:
                 if entry["name"].startswith("WEFT_KUBERNETES_"):
                     environment.setenv(entry["name"], entry["value"])
-            text = manifests_text(namespace="default", one_account=False, helper_image="none", registry="")
+            text = manifests_text(namespace="default", one_account=False, helper_image="none", registry=None)
         expected = [document for document in yaml.safe_load_all(text) if document]
         for document in expected:
             shown = document_of(documents, document["kind"], document["metadata"]["name"])

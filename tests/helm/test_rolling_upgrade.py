@@ -58,7 +58,7 @@ def test_clients_and_learners_do_not_notice_an_upgrade_and_a_rollback(trained: I
     try:
         trained.upgrade(REPLICAS, f"--set=images.platform=weft/platform:{NEXT},images.helper=weft/helper:{NEXT}")
         eventually(lambda: _images(trained) == {f"weft/platform:{NEXT}"}, LONG_S)
-        trained.helm("rollback", RELEASE, revision, "--wait", "--timeout=10m")
+        trained.run("rollback", RELEASE, revision, "--wait", "--timeout=10m")
         eventually(lambda: _images(trained) == {f"weft/platform:{version()}"}, LONG_S)
         trained.kubectl("exec", "client", "--", "touch", "/tmp/end")
         eventually(lambda: trained.kubectl.get("pod", "client")["status"]["phase"] in {"Succeeded", "Failed"}, LONG_S)

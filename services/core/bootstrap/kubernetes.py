@@ -60,11 +60,12 @@ async def probe_cluster(
         await api.close()
 
 
-def manifests_text(*, namespace: str, one_account: bool, helper_image: str, registry: str) -> str:
+def manifests_text(*, namespace: str, one_account: bool, helper_image: str, registry: str | None) -> str:
     """The YAML that the operator applies to the cluster, for the settings of the environment.
 
     ``namespace``: of the service accounts. ``one_account``: the lcm and the guardian share one. ``helper_image``: the
-    helper's image where the settings name none. ``registry``: that of the library's images in the same case.
+    helper's image where the settings name none. ``registry``: that of the library's images in the same case; None:
+    there are only those that the settings name.
     """
     kubernetes = KubernetesSettings()
     if kubernetes.framework_registry is None:

@@ -97,9 +97,13 @@ class Api:
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
         return await self._request("GET", path, query=query)
 
-    async def create(self, path: str, document: Document, query: Mapping[str, str] | None = None) -> Document:
+    async def create(self, path: str, document: Document) -> Document:
         """``path``: of the collection. Raises Duplicate if an object of this name exists."""
-        return await self._request("POST", path, query=query, body=document)
+        return await self._request("POST", path, body=document)
+
+    async def try_create(self, path: str, document: Document) -> None:
+        """Raises what ``create`` would raise. Nothing is stored."""
+        await self._request("POST", path, query={"dryRun": "All"}, body=document)
 
     async def patch(self, path: str, change: Document) -> Document:
         """A merge patch. With ``metadata.uid`` and ``metadata.resourceVersion`` it applies to that state only."""
