@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.images import IMAGES, ROOT, Image, build, copy_sources, copy_tracked, revision, say, version
+from scripts.images import ROOT, build, copy_sources, copy_tracked, images_named, revision, say, version
 from tests.testbed.built import run
 from tests.testbed.docker.engine import Engine, MachinesEngine, engine
 
@@ -133,11 +133,10 @@ def sbom(name: str, components: Iterable[dict[str, Any]]) -> str:
 
 def images(target: Path, on: Engine | MachinesEngine) -> None:
     """Builds all images; writes their archives and SBOMs."""
-    for folder in sorted(path.parent for path in IMAGES.glob("*/image.toml")):
-        image = Image.read(folder)
+    for image in images_named((), ()):
         size = build(image, on)
         print(f"{image.name}  {size / 1e6:.0f} MB of {image.max_mb}")
-        file = f"weft-{folder.name}-{version()}"
+        file = f"weft-{image.name.removeprefix('weft/').replace(':', '-')}"
         on.docker("save", f"--output={target / file}.tar", image.name)
         listed = on.docker(
             "run", "--rm", "--network=none", "--entrypoint=dpkg-query", image.name,

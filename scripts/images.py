@@ -1,7 +1,8 @@
 """Builds the images: a folder images/NAME each. Needs root and Debian, or a Docker engine.
 
-    python -m scripts.images                     all of them
+    python -m scripts.images                     platform, helper, and jax of the framework library
     python -m scripts.images helper --archive D  one, and its archive (docker save) as D/helper.tar
+    python -m scripts.images --frameworks pytorch numpy    these entries of the framework library; "all": each entry
     python -m scripts.images --docker            with the Docker engine of this machine, which needs no root
 
 A folder has a Dockerfile and image.toml:
@@ -11,16 +12,20 @@ A folder has a Dockerfile and image.toml:
     without        packages of the lock that the image does not need
     projects       folders of projects of this tree, whose wheels are laid into projects/
     files          other files and folders of this tree, laid into files/ under their own paths
+    tools          a lock of what the build needs besides, whose wheels are laid into tools/
+    per_framework  true: an image for each entry of the framework library, from its lock; max_mb is besides its size
 
-So everything that enters an image is tracked or locked. The image is named weft/NAME:VERSION. Builds run in the test
-bed's own Docker engine, without a network: a base image is made under the name that the Dockerfile gives it, not pulled
-(tests/testbed/docker). With --docker, Docker pulls it.
+So everything that enters an image is tracked or locked. The image is named weft/NAME:VERSION; one of the framework
+library weft/FRAMEWORK:VERSION-LOCK, with its own version and the first digits of its lock's digest. Builds run in the
+test bed's own Docker engine, without a network: a base image is made under the name that the Dockerfile gives it, not
+pulled (tests/testbed/docker). With --docker, Docker pulls it.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import platform
 import re
 import shutil
@@ -30,19 +35,26 @@ import tempfile
 import tomllib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.markers import Marker
+
+from services.core.frameworks import Framework, find, library
+from services.core.frameworks.images import image_name
 from tests.testbed.built import built, run
 from tests.testbed.docker.engine import Engine, MachinesEngine, engine
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "images"
 DASHBOARD: Final = ROOT / "services" / "dashboard" / "dist"
+LIBRARY: Final = ROOT / "services" / "core" / "frameworks"
 _FROM: Final = re.compile(r"^ARG BASE=(\S+)", re.MULTILINE)
 _PYTHON: Final = "3.11"
 """That of the base image."""
+FRAMEWORKS: Final = ("jax",)
+"""Entries of the framework library whose images are built if none is named."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,10 @@ class Image:
     without: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    tools: str = ""
+    per_framework: bool = False
+    framework: Framework | None = None
+    """The entry of the library, of an image that is made of one."""
 
     @classmethod
     def read(cls, folder: Path) -> Image:
@@ -65,9 +81,31 @@ class Image:
         }
         return cls(folder, **values)
 
+    @classmethod
+    def of_framework(cls, entry: Framework) -> Image:
+        """The image of an entry of the framework library."""
+        template = cls.read(IMAGES / "framework")
+        lock = f"{LIBRARY.relative_to(ROOT)}/{entry.lock}" if entry.lock is not None else ""
+        return replace(template, framework=entry, requirements=lock, max_mb=template.max_mb + entry.size_mb)
+
     @property
     def name(self) -> str:
-        return f"weft/{self.folder.name}:{version()}"
+        return image_name(self.framework) if self.framework else f"weft/{self.folder.name}:{version()}"
+
+    @property
+    def file(self) -> str:
+        """The name without its tag: ``helper``, ``jax``."""
+        return self.framework.name if self.framework else self.folder.name
+
+    @property
+    def build_arguments(self) -> dict[str, str]:
+        """The values of the Dockerfile's arguments."""
+        shared = {"REVISION": revision(), "VERSION": version()}
+        if self.framework is None:
+            return shared
+        entry = self.framework
+        own = {"FRAMEWORK": entry.name, "FRAMEWORK_VERSION": entry.version, "LOCK_DIGEST": entry.lock_digest}
+        return shared | own
 
     @property
     def base(self) -> str:
@@ -76,6 +114,38 @@ class Image:
         if match is None:
             raise RuntimeError(f"{self.folder / 'Dockerfile'} has no line 'ARG BASE=name'")
         return match[1]
+
+
+def images_named(names: Sequence[str], frameworks: Sequence[str]) -> list[Image]:
+    """The images to build; without any name platform, helper and those of FRAMEWORKS.
+
+    ``frameworks``: names of the library, ``all`` for each entry of it. Raises RuntimeError for an unknown name.
+    """
+    known = own_images()
+    if unknown := sorted(set(names) - set(known)):
+        raise RuntimeError(f"there is no image {', '.join(unknown)}; there are: {', '.join(known)}")
+    if not names and not frameworks:
+        names, frameworks = known, FRAMEWORKS
+    return [Image.read(IMAGES / name) for name in names] + [Image.of_framework(entry) for entry in _entries(frameworks)]
+
+
+def own_images() -> list[str]:
+    """The names of the images that are made once."""
+    folders = (path.parent for path in IMAGES.glob("*/image.toml"))
+    return sorted(folder.name for folder in folders if not Image.read(folder).per_framework)
+
+
+def _entries(frameworks: Sequence[str]) -> list[Framework]:
+    if "all" in frameworks:
+        return list(library())
+    entries: list[Framework] = []
+    for name in frameworks:
+        entry = find(*name.split(":", 1))
+        if entry is None:
+            there = ", ".join(sorted({known.name for known in library()}))
+            raise RuntimeError(f"the framework library has no {name}; it has: {there}")
+        entries.append(entry)
+    return entries
 
 
 def version() -> str:
@@ -95,7 +165,7 @@ def wheels(requirements: Path, without: Sequence[str]) -> Path:
     def download(folder: Path) -> None:
         say(f"downloading the packages of {requirements.name}")
         lock = folder / "requirements.txt"
-        lock.write_text(_without(requirements.read_text(), without))
+        lock.write_text(for_base(requirements.read_text(), without))
         run(
             sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
             f"--python-version={_PYTHON}", "--implementation=cp", *_platforms(), f"--dest={folder}",
@@ -107,10 +177,27 @@ def wheels(requirements: Path, without: Sequence[str]) -> Path:
     return built(f"wheels-{digest}", [requirements], download)
 
 
-def _without(lock: str, packages: Sequence[str]) -> str:
-    """The lock without some packages; an entry ends where a line is not continued."""
-    entries = re.split(r"(?m)^(?=[a-z0-9])", lock)
-    return "".join(entry for entry in entries if entry.partition("==")[0].split("[")[0] not in packages)
+def for_base(lock: str, without: Sequence[str] = ()) -> str:
+    """The entries of a lock that the base image installs, without their markers and without some packages.
+
+    pip would judge the markers by the Python that it runs on. An entry ends where a line is not continued.
+    """
+    system = {
+        "python_version": _PYTHON, "python_full_version": f"{_PYTHON}.99", "sys_platform": "linux",
+        "platform_system": "Linux", "os_name": "posix", "platform_machine": platform.machine(),
+        "platform_python_implementation": "CPython", "implementation_name": "cpython",
+    }  # fmt: skip
+    kept: list[str] = []
+    for entry in re.split(r"(?m)^(?=[a-z0-9])", lock):
+        first, newline, rest = entry.partition("\n")
+        pinned, semicolon, marker = first.partition(";")
+        if pinned.partition("==")[0].split("[")[0] in without:
+            continue
+        if not semicolon:
+            kept.append(entry)
+        elif Marker(marker.removesuffix("\\").strip()).evaluate(dict(system)):
+            kept.append(f"{pinned}\\{newline}{rest}")
+    return "".join(kept)
 
 
 def _platforms() -> list[str]:
@@ -150,13 +237,24 @@ def copy_tracked(paths: Sequence[str], target: Path) -> None:
 def lay_out(image: Image, context: Path) -> None:
     """Fills the folder of a build."""
     shutil.copytree(image.folder, context, dirs_exist_ok=True)
-    if image.requirements:
-        shutil.copytree(wheels(ROOT / image.requirements, image.without), context / "wheels")
+    for lock, without, place in ((image.requirements, image.without, "wheels"), (image.tools, (), "tools")):
+        if lock:
+            # Linked: those of PyTorch have gigabytes. The folder of the build is removed, and nothing writes to it.
+            shutil.copytree(wheels(ROOT / lock, without), context / place, copy_function=_link_or_copy)
+        else:
+            (context / place).mkdir()
     if image.projects:
         (context / "projects").mkdir()
         project_wheels(image.projects, context / "projects")
     if image.files:
         copy_tracked(image.files, context / "files")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
 
 
 def build(image: Image, on: Engine | MachinesEngine) -> int:
@@ -167,8 +265,9 @@ def build(image: Image, on: Engine | MachinesEngine) -> int:
         lay_out(image, context)
         say(f"building {image.name}")
         on.docker(
-            "build", "--quiet", *on.build_options, f"--build-arg=REVISION={revision()}",
-            f"--build-arg=VERSION={version()}", f"--tag={image.name}", context,
+            "build", "--quiet", *on.build_options,
+            *(f"--build-arg={name}={value}" for name, value in image.build_arguments.items()),
+            f"--tag={image.name}", context,
         )  # fmt: skip
     size = int(on.docker("image", "inspect", "--format={{.Size}}", image.name))
     if size > image.max_mb * 1_000_000:
@@ -188,23 +287,25 @@ def say(what: str) -> None:
 
 def main() -> int:
     """Builds the images of the command line; returns the exit code."""
-    known = sorted(path.parent.name for path in IMAGES.glob("*/image.toml"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(own_images())}")
+    parser.add_argument(
+        "--frameworks", nargs="+", default=(), metavar="NAME",
+        help=f'of the framework library: {", ".join(dict.fromkeys(entry.name for entry in library()))}, or "all"; '
+        "jax:0.10 for a version",
+    )  # fmt: skip
     parser.add_argument("--archive", type=Path, metavar="DIR", help="also write DIR/NAME.tar")
     parser.add_argument("--docker", action="store_true", help="with the Docker engine of this machine; pulls the base")
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - set(known):
-        parser.error(f"there is no image {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     try:
+        wanted = images_named(arguments.names, arguments.frameworks)
         with nullcontext(MachinesEngine()) if arguments.docker else engine(say) as running:
-            for name in arguments.names or known:
-                image = Image.read(IMAGES / name)
+            for image in wanted:
                 size = build(image, running)
-                print(f"{image.name}  {size / 1e6:.0f} MB of {image.max_mb}")
+                print(f"{image.name}  {size / 1e6:.0f} MB of {image.max_mb}", flush=True)
                 if arguments.archive is not None:
                     arguments.archive.mkdir(parents=True, exist_ok=True)
-                    running.docker("save", f"--output={arguments.archive / name}.tar", image.name)
+                    running.docker("save", f"--output={arguments.archive / image.file}.tar", image.name)
     except RuntimeError as error:
         say(str(error))
         return 1

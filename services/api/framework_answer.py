@@ -6,6 +6,7 @@ from typing import Annotated
 
 from services.api.answers import Answer, doc
 from services.core.frameworks import Framework
+from services.core.frameworks.images import LibraryImages
 
 
 class FrameworkEntry(Answer):
@@ -18,10 +19,12 @@ class FrameworkEntry(Answer):
     python: Annotated[str, doc("Python versions that it runs on, as a version specifier.")]
     size_mb: Annotated[int, doc("Installed size in MB, roughly.")]
     description: Annotated[str, doc("One line about it.")]
+    lock_digest: Annotated[str, doc("sha256:<hex> of its locked packages: equal ones install the same.")]
+    image: Annotated[str, doc("Container image of learners in pods; empty: there is none, or learners are no pods.")]
 
 
-def framework_answer(entry: Framework) -> FrameworkEntry:
-    """The entry as users see it."""
+def framework_answer(entry: Framework, images: LibraryImages | None) -> FrameworkEntry:
+    """The entry as users see it. ``images``: None where learners are no pods."""
     return FrameworkEntry(
         id=f"{entry.name}-{entry.version}",
         name=entry.name,
@@ -30,4 +33,6 @@ def framework_answer(entry: Framework) -> FrameworkEntry:
         python=entry.python,
         size_mb=entry.size_mb,
         description=entry.description,
+        lock_digest=entry.lock_digest,
+        image=images.of(entry) if images is not None else "",
     )

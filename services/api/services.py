@@ -20,6 +20,7 @@ from services.api.settings import ApiSettings
 from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
+from services.core.frameworks.images import LibraryImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,8 @@ class ApiServices:
     platform: Platform
     storage: Storage
     instrumentation: Instrumentation
+    library_images: LibraryImages | None
+    """Images of the framework library; None: learners are no pods, or the api has no settings of the cluster."""
     checks: Mapping[str, Callable[[], Awaitable[object]]]
     """What readiness depends on: name of a port -> its ping."""
     stopping: asyncio.Event

@@ -18,7 +18,7 @@ from services.api.access import Principal
 from services.api.idempotency import request_digest
 from services.api.instrumentation import Instrumentation
 from services.api.platform import Fit, Platform
-from services.api.uploads import Upload
+from services.api.uploads import REQUIREMENTS, Code, Upload
 from services.core import frameworks
 from services.core.domain.errors import (
     Duplicate,
@@ -36,6 +36,7 @@ from services.core.domain.spec import JobSpec, dump_spec, nearest, parse_spec
 from services.core.domain.unsupported import unsupported
 from services.core.formats.spec_text import parse_spec_text
 from services.core.frameworks import Framework
+from services.core.frameworks.images import LibraryImages
 from services.core.ports.clock import Clock
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
@@ -105,6 +106,29 @@ def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
     else:
         return
     raise InvalidSpec(f"/roles: {why}", errors=(FieldError("/roles", why),))
+
+
+def check_image(spec: JobSpec, images: LibraryImages | None) -> None:
+    """Raises InvalidSpec for a framework that learners in pods have no image of.
+
+    ``images``: None: learners are no pods, or it is unknown which images there are.
+    """
+    entry = framework_of(spec)
+    if images is None or entry is None or images.of(entry):
+        return
+    present = ", ".join(f"{known.name} {known.version}" for known in frameworks.library() if images.of(known))
+    why = f"this cluster has no image of {entry.name} {entry.version}"
+    hint = f"{f'it has: {present}; ' if present else ''}name one with `image:`, or tell the operator to add it"
+    raise InvalidSpec(f"/framework: {why}; {hint}", errors=(FieldError("/framework", why, hint),))
+
+
+def check_code(code: Code, cluster: str) -> None:
+    """Raises InvalidSpec for code that learners on this kind of cluster cannot run."""
+    if cluster != "kubernetes" or not code.has_requirements:
+        return
+    why = f"its {REQUIREMENTS} is not installed on this cluster"
+    hint = "name an image that has the packages with `image:`, and leave the file out (.weftignore)"
+    raise InvalidSpec(f"/code: {why}; {hint}", errors=(FieldError("/code", why, hint),))
 
 
 async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"], cluster: str) -> JobSpec:

@@ -26,6 +26,7 @@ from services.core.domain.errors import Duplicate, NoSpace, ResourceExhausted, T
 from services.core.formats import archive
 from services.core.ports.object_store import ObjectStore
 
+REQUIREMENTS: Final = "requirements.txt"
 _BLOCK: Final = 2**20
 _BUSY_S: Final = 1.0
 _INSPECTORS: Final = 4
@@ -40,6 +41,8 @@ class Code:
     digest: str
     """``sha256:<hex>``."""
     size: int
+    has_requirements: bool
+    """It has a ``requirements.txt`` in its uppermost folder."""
 
 
 class Uploads:
@@ -132,6 +135,7 @@ class Upload:
         self._hash = hashlib.sha256()
         self._size = 0
         self._block = bytearray()
+        self._has_requirements = False
 
     @property
     def size(self) -> int:
@@ -154,7 +158,7 @@ class Upload:
         block, self._block = self._block, bytearray()
         with _no_space_errors():
             await self._inspect(lambda: self._checked(block))  # one call: each switch to a thread and back costs time
-        return Code(f"sha256:{self._hash.hexdigest()}", self._size)
+        return Code(f"sha256:{self._hash.hexdigest()}", self._size, self._has_requirements)
 
     async def store(self, objects: ObjectStore, key: str) -> bool:
         """Stores the archive under the key; it is durable when this returns. Existing code is not written again.
@@ -175,7 +179,8 @@ class Upload:
 
     def _checked(self, rest: bytearray) -> None:
         self._append(rest)
-        archive.inspect(self._file)
+        entries = archive.inspect(self._file)
+        self._has_requirements = any(entry.name == REQUIREMENTS for entry in entries)
 
     async def _flush(self) -> None:
         if self._block:

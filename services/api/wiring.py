@@ -29,6 +29,7 @@ from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
+from services.core.bootstrap.kubernetes import library_images
 from services.core.domain.errors import Unavailable
 from services.core.failpoints.ports import at_failpoint
 from services.core.ports.job_store import JobStore
@@ -144,6 +145,7 @@ async def open_services(
                 platform=platform,
                 storage=Storage(objects, clock),
                 instrumentation=instrumentation,
+                library_images=library_images(settings),
                 checks={"jobs": store.ping, "records": records.ping, "objects": objects.ping},
                 stopping=stopping,
             ),

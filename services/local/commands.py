@@ -331,7 +331,8 @@ class Platform(Backups):
         """The YAML that an operator applies to a Kubernetes cluster. ``registry``: of Weft's images; may be empty."""
         from services.core.bootstrap.kubernetes import manifests_text
 
-        return manifests_text(namespace=namespace, one_account=one_account, helper_image=image("helper", registry))
+        helper = image("helper", registry)
+        return manifests_text(namespace=namespace, one_account=one_account, helper_image=helper, registry=registry)
 
     def conformance(
         self, home: str | None = None, *, skip: Sequence[str] = (), within_s: float = 600, report: Report = print

@@ -2,16 +2,21 @@
 
 # ruff: noqa: E501 - lists of words read better in long lines
 
+import io
 import json
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from services.api.submit import check_gang, read_spec
+from services.api.submit import check_code, check_gang, check_image, read_spec
+from services.api.uploads import Code, Uploads
 from services.core.domain.errors import InvalidSpec
 from services.core.domain.spec import JobSpec, dump_spec, parse_spec
+from services.core.frameworks.images import LibraryImages
 
 WORDS = some.sampled_from(
     [
@@ -74,3 +79,60 @@ def test_gang_with_more_learners_or_bytes_than_the_platform_takes_is_refused_wit
     assert [error.pointer for error in refused.value.errors] == ["/roles"]
     with pytest.raises(InvalidSpec, match=r"1100 bytes together, .* takes 1099 \(WEFT_MAX_GANG_BYTES\)"):
         check_gang(spec, max_learners=11, max_bytes=1_099)
+
+
+def test_framework_without_an_image_on_this_cluster_is_refused_with_those_that_have_one() -> None:
+    images = LibraryImages(named={"numpy-2": "registry.example/numpy:2"})
+    spec = parse_spec({"name": "x", "command": "true", "framework": "jax:0.10"})
+    with pytest.raises(InvalidSpec, match=r"^/framework: this cluster has no image of jax 0\.10") as refused:
+        check_image(spec, images)
+    (error,) = refused.value.errors
+    assert error.pointer == "/framework"
+    assert error.hint.startswith("it has: numpy 2.")
+    assert "`image:`" in error.hint
+    with pytest.raises(InvalidSpec, match=r"jax 0\.10\S*; name one with `image:`"):
+        check_image(spec, LibraryImages())
+
+
+@pytest.mark.parametrize(
+    ("fields", "images"),
+    [
+        ({"framework": "jax:0.10"}, None),  # learners are no pods
+        ({"framework": "jax:0.10"}, LibraryImages(registry="registry.example")),
+        ({"image": "mine:1"}, LibraryImages()),
+        ({}, LibraryImages()),
+    ],
+)
+def test_job_whose_learners_have_an_image_is_accepted(fields: dict[str, str], images: LibraryImages | None) -> None:
+    check_image(parse_spec({"name": "x", "command": "true", **fields}), images)
+
+
+@pytest.mark.parametrize(
+    ("files", "refused"),
+    [(("train.py", "requirements.txt"), True), (("train.py", "lib/requirements.txt", "requirements.txt.old"), False)],
+)
+async def test_code_with_requirements_is_refused_before_it_is_stored_where_learners_are_pods(
+    tmp_path: Path, files: tuple[str, ...], *, refused: bool
+) -> None:
+    uploads = Uploads(tmp_path / "uploads", max_bytes=2**20, most=1, most_of_tenant=1)
+    uploads.open()
+    async with uploads.receive("acme") as upload:
+        await upload.write(packed(files))
+        code: Code = await upload.finish()
+    uploads.close()
+    check_code(code, "local")
+    if not refused:
+        check_code(code, "kubernetes")
+        return
+    with pytest.raises(InvalidSpec, match=r"^/code: its requirements.txt is not installed .* `image:`") as error:
+        check_code(code, "kubernetes")
+    assert [field.pointer for field in error.value.errors] == ["/code"]
+
+
+def packed(files: tuple[str, ...]) -> bytes:
+    """A code archive with these files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in files:
+            archive.writestr(name, "numpy\n")
+    return buffer.getvalue()

@@ -9,6 +9,7 @@ import pytest
 
 from services.core import frameworks
 from services.core.frameworks import find, library, names, parse
+from services.core.frameworks.images import LibraryImages, image_name
 
 ENTRY = 'name = "{name}"\nversion = "{version}"\npython = ">=3.11"\nsize_mb = 1\ndescription = "x"\n'
 
@@ -92,3 +93,38 @@ def test_every_lock_file_has_a_source_and_an_entry() -> None:
 def test_a_malformed_library_is_refused_and_the_error_names_the_entry(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse(text)
+
+
+def test_a_changed_lock_gives_another_image() -> None:
+    numpy = find("numpy")
+    assert numpy is not None
+    assert image_name(numpy) == f"weft/numpy:{numpy.version}-{numpy.lock_digest[7:15]}"
+    assert len({image_name(framework) for framework in library()}) == len(library())
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (LibraryImages(), ""),
+        (LibraryImages(registry=""), "weft/jax:"),
+        (LibraryImages(registry="registry.example/team/"), "registry.example/team/weft/jax:"),
+        (LibraryImages(named={"jax-0.10": "mine/jax:1"}), "mine/jax:1"),
+        (LibraryImages(named={"jax-0.10.2": "mine/jax:2", "jax-0.10": "mine/jax:1"}), "mine/jax:2"),
+        (LibraryImages(named={"jax-0.1": "mine/jax:0", "jax-1": "x", "numpy-0.10": "x", "jax-": "x"}), ""),
+        (LibraryImages(registry="r", named={"jax-0": "mine/jax:1"}), "mine/jax:1"),
+    ],
+)
+def test_an_entry_has_the_image_that_the_operator_names_or_else_the_registry_s(
+    images: LibraryImages, expected: str
+) -> None:
+    jax = find("jax")
+    assert jax is not None
+    name = images.of(jax)
+    assert name == images.of_id(f"jax-{jax.version}")
+    assert name.startswith(expected)
+    assert bool(name) == bool(expected)
+
+
+@pytest.mark.parametrize("framework", ["jax", "jax-9", "-1", ""])
+def test_a_framework_that_the_library_does_not_have_has_no_image(framework: str) -> None:
+    assert LibraryImages(registry="r").of_id(framework) == ""

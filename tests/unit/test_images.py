@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from scripts.dist import checksums, debian_components, python_components, sbom
-from scripts.images import IMAGES, Image
+from scripts.images import IMAGES, Image, for_base, images_named, version
+from services.core.frameworks import library
 
-_USERS = {"platform": 10_001, "helper": 65_534}
+_USERS = {"platform": 10_001, "helper": 65_534, "framework": 65_534}
 FOLDERS = sorted(path.parent for path in IMAGES.glob("*/image.toml"))
 
 
@@ -41,6 +42,59 @@ def test_an_image_is_built_from_a_lock_with_hashes_only(folder: Path) -> None:
     for line in (folder / "Dockerfile").read_text().splitlines():
         assert "pip install" not in line or "--no-index" in line or line.rstrip().endswith("\\")
         assert re.search(r"https?://|curl |wget ", line) is None
+
+
+def test_make_images_builds_platform_helper_and_jax() -> None:
+    assert [image.file for image in images_named((), ())] == ["helper", "platform", "jax"]
+    assert [image.name for image in images_named(["helper"], ())] == [f"weft/helper:{version()}"]
+
+
+def test_an_entry_of_the_library_becomes_an_image_of_its_lock() -> None:
+    (image,) = images_named((), ["jax:0.10"])
+    (entry,) = (entry for entry in library() if entry.name == "jax")
+    digest = hashlib.sha256(entry.lock_text().encode()).hexdigest()
+    assert image.name == f"weft/jax:{entry.version}-{digest[:8]}"
+    assert (IMAGES.parent / image.requirements).read_text() == entry.lock_text()
+    assert image.build_arguments["LOCK_DIGEST"] == f"sha256:{digest}"
+    assert image.max_mb > entry.size_mb
+    assert {image.framework for image in images_named((), ["all"])} == set(library())
+
+
+@pytest.mark.parametrize(
+    ("names", "frameworks", "complaint"),
+    [
+        (["jax"], (), "no image jax; there are: helper, platform"),
+        ((), ["jaxx"], "no jaxx"),
+        ((), ["jax:9"], "no jax:9"),
+    ],
+)
+def test_an_unknown_image_is_refused_with_those_that_there_are(
+    names: list[str], frameworks: list[str], complaint: str
+) -> None:
+    with pytest.raises(RuntimeError, match=complaint):
+        images_named(names, frameworks)
+
+
+def test_a_framework_image_has_neither_pip_nor_the_tool_that_installed_it() -> None:
+    first, last = (IMAGES / "framework" / "Dockerfile").read_text().rsplit("\nFROM ", 1)
+    assert "COPY tools" in first
+    assert "site-packages/pip*" in last
+    assert re.findall(r"^COPY .*$", last, re.MULTILINE) == ["COPY --from=packages /opt/framework /opt/framework"]
+
+
+def test_an_image_has_the_packages_that_the_lock_names_for_its_python_only() -> None:
+    lock = """\
+numpy==2.4.6 ; python_full_version < '3.12' \\
+    --hash=sha256:aa \\
+    --hash=sha256:bb
+numpy==2.5.5 ; python_full_version >= '3.12' \\
+    --hash=sha256:cc
+tzdata==2026.6 ; sys_platform == 'win32' \\
+    --hash=sha256:dd
+uv==0.13.9 \\
+    --hash=sha256:ee
+"""
+    assert for_base(lock, ["uv"]) == ("numpy==2.4.6 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\n")
 
 
 LOCK = """\

@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.adapters.kubernetes import names, objects, pods, tenants
+from services.core.adapters.kubernetes import manifests, names, objects, pods, tenants
 from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS
 from services.core.formats import stored_plan
+from services.core.frameworks import find
+from services.core.frameworks.images import LibraryImages
 from services.core.runtime import pod_layout as layout
 from services.core.strategies.registry import with_variables
 
@@ -25,7 +28,7 @@ Document = Mapping[str, Any]
 OPTIONS = KubernetesOptions(
     helper_image="registry.example/helper:1", learner_image="registry.example/learner:1", entry_script="#!/bin/sh\n",
     addresses={"metrics": "tls:10.0.0.1:7001"}, authority="PEM",
-    framework_images={"jax-0.10": "registry.example/jax:1"}, priority_classes={"high": "weft-high"},
+    library_images=LibraryImages(named={"jax-0.10": "registry.example/jax:1"}), priority_classes={"high": "weft-high"},
     runtime_class="gvisor", scheduler="weft-pack",
 )  # fmt: skip
 TENANTS = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=63)
@@ -187,7 +190,7 @@ def test_native_gang_needs_all_learners_and_is_named_by_every_pod() -> None:
 
 
 def test_operators_choices_reach_every_pod() -> None:
-    attempt = plan(priority="high", framework="jax-0.10")
+    attempt = plan(priority="high", framework="jax-0.10.2")
     spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)["spec"]
     assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == (
         "gvisor", "weft-pack", "weft-high",
@@ -202,6 +205,20 @@ def test_what_this_cluster_cannot_run_is_refused_with_the_way_out() -> None:
     shared = plan(gpus=0.5)
     with pytest.raises(InvalidRequest, match="whole GPUs only; write gpus: 1"):
         pods.pod(shared, shared.learners[0], OPTIONS, UID, native_gang=False)
+
+
+def test_library_entry_runs_in_its_own_image_and_admission_policies_allow_it() -> None:
+    options = replace(OPTIONS, library_images=LibraryImages(registry="registry.example/t"), images=("only.example/",))
+    numpy = find("numpy")
+    assert numpy is not None
+    attempt = plan(framework=f"numpy-{numpy.version}")
+    image = f"registry.example/t/weft/numpy:{numpy.version}-{numpy.lock_digest[7:15]}"
+    assert pods.pod(attempt, attempt.learners[0], options, UID, native_gang=False)["spec"]["containers"][0][
+        "image"
+    ] == image  # fmt: skip
+    assert is_allowed_image(image, options)
+    allowed = manifests.values(options, manifests.Accounts.of("weft", "weft", one_account=True))["images"]
+    assert image in json.loads(allowed)
 
 
 def test_network_policy_closes_the_clouds_metadata_services() -> None:

@@ -14,9 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.core.bootstrap import wiring
+from services.core.bootstrap.kubernetes import library_images
 from services.core.domain.errors import InvalidRequest, Unauthenticated, Unavailable
 from services.core.domain.service_access import SERVICES
 from services.core.domain.tokens import LearnerIdentity
+from services.core.frameworks.images import LibraryImages
 from services.core.ports.object_urls import ObjectRequest
 from services.core.runtime.settings import Settings
 from tests.testbed.identities import identity
@@ -41,6 +43,18 @@ async def test_kubernetes_is_chosen_by_the_setting(tmp_path: Path, monkeypatch: 
     with pytest.raises(Unavailable, match=r"cannot be read from .*none"):
         await cluster.ping()
     await cluster.close()
+
+
+def test_library_images_are_known_to_services_that_have_settings_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pods = Settings(home=tmp_path, cluster="kubernetes")
+    assert library_images(in_pods) is None
+    monkeypatch.setenv("WEFT_KUBERNETES_HELPER_IMAGE", "registry.example/helper:1")
+    monkeypatch.setenv("WEFT_KUBERNETES_FRAMEWORK_REGISTRY", "registry.example/team")
+    monkeypatch.setenv("WEFT_KUBERNETES_FRAMEWORK_IMAGES", '{"jax-0.10": "mine/jax:1"}')
+    assert library_images(in_pods) == LibraryImages(registry="registry.example/team", named={"jax-0.10": "mine/jax:1"})
+    assert library_images(Settings(home=tmp_path)) is None
 
 
 LEARNER = LearnerIdentity(job="j1", tenant="acme", attempt=2, role="worker", rank=3, name="worker-3")

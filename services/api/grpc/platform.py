@@ -47,7 +47,7 @@ class Platform(platform_pb2_grpc.PlatformServicer):
 
     @needs("platform:read")
     async def GetFrameworks(self, request: Empty, context: Context) -> platform_pb2.GetFrameworksReply:
-        return message(platform_pb2.GetFrameworksReply, platform.get_frameworks())
+        return message(platform_pb2.GetFrameworksReply, platform.get_frameworks(self._services))
 
     @needs("platform:read")
     async def GetSizes(self, request: Empty, context: Context) -> platform_pb2.GetSizesReply:

@@ -46,8 +46,8 @@ async def get_storage(services: Services, principal: Visitor, params: Annotated[
 
 
 @router.get("/frameworks", **ok(GetFrameworksReply, "What `framework` in a spec may name"))
-async def get_frameworks(_principal: Visitor) -> Response:
-    return answer(platform.get_frameworks())
+async def get_frameworks(services: Services, _principal: Visitor) -> Response:
+    return answer(platform.get_frameworks(services))
 
 
 @router.get("/sizes", **ok(GetSizesReply, "What `resources.size` in a spec may name"))

@@ -193,9 +193,9 @@ async def get_storage(services: ApiServices, principal: Principal, params: Stora
     )  # fmt: skip
 
 
-def get_frameworks() -> GetFrameworksReply:
+def get_frameworks(services: ApiServices) -> GetFrameworksReply:
     """What `framework` in a spec may name."""
-    return GetFrameworksReply(frameworks=[framework_answer(entry) for entry in library()])
+    return GetFrameworksReply(frameworks=[framework_answer(entry, services.library_images) for entry in library()])
 
 
 def get_sizes() -> GetSizesReply:

@@ -16,10 +16,11 @@ from services.api.job_answer import Job, ResourceSize, job_answer, size_answer, 
 from services.api.params import Params
 from services.api.services import ApiServices
 from services.api.spec_fields import with_fields
-from services.api.submit import Plan, check_gang, read_spec_in_thread
+from services.api.submit import Plan, check_code, check_gang, check_image, read_spec_in_thread
 from services.api.uploads import Upload
 from services.core.domain.errors import TooLarge
 from services.core.domain.spec import JobSpec, dump_spec
+from services.core.frameworks.images import LibraryImages
 
 
 @dataclass(slots=True)
@@ -95,7 +96,7 @@ async def submit_job(
     ``key``: the idempotency key. ``trace``: a W3C traceparent. Raises InvalidArchive, InvalidRequest, InvalidSpec,
     IdempotencyMismatch, NoSpace, TooLarge, Unavailable.
     """
-    _check_gang(services, incoming)
+    _check_limits(services, incoming)
     await _take_code(services, tenant, incoming, keep=True)
     submitted = await services.submissions.submit(
         principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key, trace=trace
@@ -132,24 +133,27 @@ async def _cloned(
 
 async def plan_job(services: ApiServices, tenant: str, incoming: Incoming) -> JobPlan:
     """What a submit would do; changes nothing."""
-    _check_gang(services, incoming)
+    _check_limits(services, incoming)
     await _take_code(services, tenant, incoming, keep=False)
     plan = await services.submissions.plan(tenant, incoming.spec, incoming.code_digest)
     settings = services.settings
     limits = SubmitLimits(max_code_bytes=settings.max_code_bytes, max_spec_bytes=settings.max_spec_bytes)
-    return _plan_answer(plan, limits)
+    return _plan_answer(plan, limits, services.library_images)
 
 
-def _check_gang(services: ApiServices, incoming: Incoming) -> None:
+def _check_limits(services: ApiServices, incoming: Incoming) -> None:
     limits = services.settings
     check_gang(incoming.spec, max_learners=limits.max_learners, max_bytes=limits.max_gang_bytes)
+    check_image(incoming.spec, services.library_images)
 
 
 async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, keep: bool) -> None:
     """Checks the code and sets its digest. ``keep``: stores it, or checks that it is stored."""
     with services.instrumentation.counting_refused_code():
         if incoming.upload is not None:
-            incoming.code_digest = (await incoming.upload.finish()).digest
+            code = await incoming.upload.finish()
+            check_code(code, services.settings.cluster)
+            incoming.code_digest = code.digest
             if keep:
                 await services.storage_bound.check(tenant, incoming.upload.size)
                 if await services.submissions.keep_code(incoming.upload, tenant, incoming.code_digest):
@@ -160,7 +164,7 @@ async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, 
                 await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
 
 
-def _plan_answer(plan: Plan, limits: SubmitLimits) -> JobPlan:
+def _plan_answer(plan: Plan, limits: SubmitLimits, images: LibraryImages | None) -> JobPlan:
     roles = {
         name: RoleNeeds(count=role.count, cpus=role.size.cpus, memory=role.size.memory, gpus=role.size.gpus)
         for name, role in plan.roles.items()
@@ -172,7 +176,7 @@ def _plan_answer(plan: Plan, limits: SubmitLimits) -> JobPlan:
         resources=JobNeeds(
             total=total(*(size_answer(role.size, role.count) for role in plan.roles.values())), roles=roles
         ),
-        framework=framework_answer(plan.framework) if plan.framework else None,
+        framework=framework_answer(plan.framework, images) if plan.framework else None,
         fits=plan.fit.verdict,
         fits_message=plan.fit.message,
         code=PlannedCode(digest=plan.code_digest, stored=plan.code_stored) if plan.code_digest else None,

@@ -14,6 +14,7 @@ from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.probe import Check, probe
 from services.core.domain.errors import InvalidRequest
+from services.core.frameworks.images import LibraryImages
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.kubernetes_settings import KubernetesSettings
 from services.core.runtime.settings import Settings
@@ -34,6 +35,14 @@ def kubernetes_cluster(settings: Settings, status: StatusStore) -> KubernetesClu
     return KubernetesCluster(Api(kubernetes.kubeconfig, kubernetes.context), options, status)
 
 
+def library_images(settings: Settings) -> LibraryImages | None:
+    """The images of the framework library; None if learners are no pods, or this service has no settings of them."""
+    if settings.cluster != "kubernetes":
+        return None
+    kubernetes = KubernetesSettings()
+    return _library_images(kubernetes) if kubernetes.helper_image else None
+
+
 async def probe_cluster(
     *, tenant: str, metrics: str, authority: Path, urls: Sequence[str], report: Callable[[str], None]
 ) -> list[Check]:
@@ -51,13 +60,15 @@ async def probe_cluster(
         await api.close()
 
 
-def manifests_text(*, namespace: str, one_account: bool, helper_image: str) -> str:
+def manifests_text(*, namespace: str, one_account: bool, helper_image: str, registry: str) -> str:
     """The YAML that the operator applies to the cluster, for the settings of the environment.
 
     ``namespace``: of the service accounts. ``one_account``: the lcm and the guardian share one. ``helper_image``: the
-    helper's image where the settings name none.
+    helper's image where the settings name none. ``registry``: that of the library's images in the same case.
     """
     kubernetes = KubernetesSettings()
+    if kubernetes.framework_registry is None:
+        kubernetes = kubernetes.model_copy(update={"framework_registry": registry})
     accounts = Accounts.of(kubernetes.installation, namespace, one_account=one_account)
     return manifests(_options(kubernetes, kubernetes.helper_image or helper_image), accounts)
 
@@ -69,7 +80,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         namespace_prefix=kubernetes.namespace_prefix,
         helper_image=helper_image,
         learner_image=kubernetes.learner_image or helper_image,
-        framework_images=kubernetes.framework_images,
+        library_images=_library_images(kubernetes),
         images=kubernetes.images,
         pull_secret=_pull_secret(kubernetes.pull_secret_file),
         lcm_account=kubernetes.lcm_account,
@@ -90,6 +101,10 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         uid_first=kubernetes.uid_first,
         uid_count=kubernetes.uid_count,
     )
+
+
+def _library_images(kubernetes: KubernetesSettings) -> LibraryImages:
+    return LibraryImages(registry=kubernetes.framework_registry, named=kubernetes.framework_images)
 
 
 def _pull_secret(file: Path | None) -> str:

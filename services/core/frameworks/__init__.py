@@ -6,6 +6,7 @@ be repeated. This package only reads its own files; the node agent builds the en
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from dataclasses import dataclass
@@ -49,6 +50,11 @@ class Framework:
         if self.lock is None:
             return ""
         return resources.files(__name__).joinpath(self.lock).read_text(encoding="utf-8")
+
+    @property
+    def lock_digest(self) -> str:
+        """``sha256:<hex>`` of ``lock_text``: entries with equal ones have the same packages."""
+        return _lock_digest(self)
 
 
 @cache
@@ -102,6 +108,11 @@ def _entry(table: dict[str, Any]) -> Framework:
     if not _VERSION.fullmatch(entry.version):
         raise ValueError(f"library entry {entry.name!r}: version {entry.version!r} is not dotted numbers")
     return entry
+
+
+@cache
+def _lock_digest(entry: Framework) -> str:
+    return f"sha256:{hashlib.sha256(entry.lock_text().encode()).hexdigest()}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

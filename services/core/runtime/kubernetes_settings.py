@@ -46,8 +46,15 @@ class KubernetesSettings(BaseSettings):
     )
     framework_images: dict[str, str] = Field(
         default_factory=dict,
-        description='Images of the framework library, e.g. {"jax-0.10": "registry.example/weft-jax:0.10"}. Jobs with '
-        "another `framework` are refused.",
+        description='Images of single entries of the framework library, e.g. {"jax-0.10": "registry.example/jax:1"}, '
+        "in place of those of `framework_registry`. The version may be its first components.",
+    )
+    framework_registry: str | None = Field(
+        default=None,
+        description="Registry and path with the images of the framework library, as `make images FRAMEWORKS=...` names "
+        "them, e.g. registry.example/team for registry.example/team/weft/jax:0.10.2-3be74bee (`weft frameworks` lists "
+        "them). Empty: nodes have them by these names without a registry. Default: there are only those of "
+        "`framework_images`, and jobs with another `framework` are refused.",
     )
     images: tuple[str, ...] = Field(
         default=(),

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from weft._cli.call import Call, command
 
+_DIGITS = 8
+"""Of a lock's digest, as in the tag of its image."""
+
 
 @command("frameworks")
 def frameworks_command(call: Call) -> None:
-    """List the environments that a job may name."""
+    """List the environments that a job may name.
+
+    LOCK begins the digest of an environment's packages, IMAGE is its container image where learners are pods.
+    """
     from weft._cli.output import Column, emit, table
 
     frameworks = call.client.frameworks()
 
     def people(wide: bool) -> str:
+        in_pods = any(framework.get("image") for framework in frameworks)
         columns = [
-            Column("NAME"), Column("VERSION"), Column("MB", right=True), Column("WHAT", flexible=True),
+            Column("NAME"), Column("VERSION"), Column("MB", right=True), Column("LOCK"),
+            Column("IMAGE", wraps=True, wide_only=not in_pods),
+            Column("WHAT", flexible=not in_pods, wide_only=in_pods),
             Column("PYTHON", wide_only=True), Column("ID", wide_only=True), Column("ALSO CALLED", wide_only=True),
         ]  # fmt: skip
         rows = [
-            [framework["name"], framework["version"], framework.get("size_mb", ""), framework.get("description", ""),
-             framework.get("python", ""), framework["id"], ", ".join(framework.get("aliases") or ())]
+            [framework["name"], framework["version"], framework.get("size_mb", ""),
+             framework.get("lock_digest", "").removeprefix("sha256:")[:_DIGITS], framework.get("image") or "-",
+             framework.get("description", ""), framework.get("python", ""), framework["id"],
+             ", ".join(framework.get("aliases") or ())]
             for framework in frameworks
         ]  # fmt: skip
         return table(columns, rows, wide=wide)

@@ -72,7 +72,7 @@ def _images(options: KubernetesOptions) -> list[str]:
     """What learners' images begin with; empty: any image."""
     if not options.images:
         return []
-    return sorted({*options.images, options.learner_image, *options.framework_images.values()})
+    return sorted({*options.images, options.learner_image, *options.library_images.all()})
 
 
 def text(name: str, filled: Mapping[str, str]) -> str:

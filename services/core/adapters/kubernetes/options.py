@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from services.core.frameworks.images import LibraryImages
+
 
 class GangMethod(StrEnum):
     """How all pods of a gang are placed, or none."""
@@ -29,8 +31,8 @@ class KubernetesOptions:
     """Service -> address, as pods reach it."""
     authority: str = ""
     """PEM text of the installation's authority; empty: services are reached without TLS."""
-    framework_images: Mapping[str, str] = field(default_factory=dict)
-    """``<name>-<version>`` of the framework library -> image."""
+    library_images: LibraryImages = field(default_factory=LibraryImages)
+    """Of the framework library."""
     images: tuple[str, ...] = ()
     """Learners' images begin with one of these; empty: any image."""
     pull_secret: str = ""

@@ -191,7 +191,7 @@ def _is_bounded_folder(name: str, source: Mapping[str, Any], options: Kubernetes
 
 def is_allowed_image(image: str, options: KubernetesOptions) -> bool:
     """True if the operator lets learners run this image."""
-    ours = {options.learner_image, *options.framework_images.values()}
+    ours = {options.learner_image, *options.library_images.all()}
     return bool(image) and (not options.images or image in ours or image.startswith(options.images))
 
 

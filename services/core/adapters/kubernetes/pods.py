@@ -140,11 +140,11 @@ def image_of(plan: AttemptPlan, options: KubernetesOptions) -> str:
         return plan.image
     if not plan.framework:
         return options.learner_image
-    image = options.framework_images.get(plan.framework)
-    if image is None:
+    image = options.library_images.of_id(plan.framework)
+    if not image:
         raise InvalidRequest(
-            f"this cluster has no image of {plan.framework}; name one with `image:`, or the operator adds it to"
-            " WEFT_KUBERNETES_FRAMEWORK_IMAGES"
+            f"this cluster has no image of {plan.framework}; name one with `image:`, or the operator sets"
+            " WEFT_KUBERNETES_FRAMEWORK_REGISTRY or WEFT_KUBERNETES_FRAMEWORK_IMAGES"
         )
     return image
 

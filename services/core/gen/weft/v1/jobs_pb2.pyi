@@ -570,6 +570,8 @@ class FrameworkEntry(_message.Message):
     PYTHON_FIELD_NUMBER: _builtins.int
     SIZE_MB_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
+    LOCK_DIGEST_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Name and version, e.g. jax-0.10.2."""
     name: _builtins.str
@@ -582,6 +584,10 @@ class FrameworkEntry(_message.Message):
     """Installed size in MB, roughly."""
     description: _builtins.str
     """One line about it."""
+    lock_digest: _builtins.str
+    """sha256:<hex> of its locked packages: equal ones install the same."""
+    image: _builtins.str
+    """Container image of learners in pods; empty: there is none, or learners are no pods."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Other names of the framework."""
@@ -596,10 +602,12 @@ class FrameworkEntry(_message.Message):
         python: _builtins.str = ...,
         size_mb: _builtins.int = ...,
         description: _builtins.str = ...,
+        lock_digest: _builtins.str = ...,
+        image: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "description", b"description", "id", b"id", "name", b"name", "python", b"python", "size_mb", b"size_mb", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "description", b"description", "id", b"id", "image", b"image", "lock_digest", b"lock_digest", "name", b"name", "python", b"python", "size_mb", b"size_mb", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -958,7 +966,7 @@ class Job(_message.Message):
     message: _builtins.str
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
-    """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing,
+    """Why it waits: WaitingForCapacity, WaitingInQueue, TooLargeForCluster, BackOff, Releasing,
     WaitingForDisk, PlatformStopping or Misconfigured; else empty.
     """
     pending_message: _builtins.str
