@@ -203,13 +203,21 @@ def blocked(attempt: int, observed: Observation) -> LearnerProcess | None:
 
 
 def not_stored(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> list[str]:
-    """Names of learners on the cluster that have run and whose results are not stored. One that never ran has none."""
+    """Names of learners that have run and whose helpers still have to store results. One that never ran has none."""
+    return [process.name for process in _with_results(attempt, learners, observed) if process.reachable]
+
+
+def _with_results(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> list[LearnerProcess]:
+    """Learners on the cluster that have run and whose results are not stored, by name."""
     return sorted(
-        process.name
-        for process in observed.learners
-        if process.attempt == attempt
-        and process.started is not None
-        and (process.name not in learners or learners[process.name].phase is not Phase.STORED)
+        (
+            process
+            for process in observed.learners
+            if process.attempt == attempt
+            and process.started is not None
+            and (process.name not in learners or learners[process.name].phase is not Phase.STORED)
+        ),
+        key=lambda process: process.name,
     )
 
 
@@ -227,7 +235,10 @@ def storage_failures(
         and learner.message
     ]
     why = "before its kill took effect" if killed else "in time (store_timeout)"
-    failures += [f"{name} did not store its results {why}" for name in not_stored(attempt, learners, observed)]
+    failures += [
+        f"{process.name} did not store its results " + (why if process.reachable else "before its node was lost")
+        for process in _with_results(attempt, learners, observed)
+    ]
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"{failures[0]}{more}" if failures else ""
 

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ import pytest
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api, collection
 from services.core.adapters.kubernetes.probe import probe
+from services.core.runtime.pod_layout import HELPER_CONTAINER
 from services.local.commands import PLATFORM
 from tests.promises import Promise
 from tests.testbed.kubernetes import attack
@@ -24,6 +25,7 @@ from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
 from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS
+from tests.testbed.kubernetes.empty_registry import empty_registry
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.options import OPTIONS
@@ -33,6 +35,7 @@ from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
 from weft import Client
 from weft._job import Job
+from weft._records import HistoryEvent
 
 NAMESPACE: Final = "life-default"
 SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
@@ -228,15 +231,113 @@ def test_halted_job_saves_its_checkpoint_and_resumes_from_it(client: Client) -> 
     assert lines(job) == ["from 0", "from 1"]
 
 
+STUBBORN: Final = "trap '' TERM INT; setsid sleep 600 & echo up; while :; do sleep 0.1; done"
+"""Ends by SIGKILL only, and leaves a process behind that has left its session."""
+
+
 def test_killed_job_is_gone_from_the_cluster(client: Client, testbed_cluster: Cluster, announce: Say) -> None:
-    command = "trap '' TERM INT; setsid sleep 600 & echo up; while :; do sleep 0.1; done"
-    job = client.jobs.submit(spec(command, learners=2))
+    job = client.jobs.submit(spec(STUBBORN, learners=2))
     eventually(lambda: lines(job) == ["up", "up"])
+    announce(f"killed -> no pod left: {kill_and_await_gone(testbed_cluster, job):.1f} s, by the control stream")
+
+
+def test_killed_job_is_gone_from_the_cluster_although_its_helpers_do_not_reach_the_platform(
+    client: Client, testbed_cluster: Cluster, announce: Say
+) -> None:
+    job = client.jobs.submit(spec(STUBBORN, learners=2))
+    eventually(lambda: lines(job) == ["up", "up"])
+    with testbed_cluster.closed_port(metrics_port(testbed_cluster, job)):
+        took_s = kill_and_await_gone(testbed_cluster, job)
+    announce(f"killed -> no pod left: {took_s:.1f} s, with the metrics service away")
+
+
+def kill_and_await_gone(cluster: Cluster, job: Job) -> float:
+    """Kills the job. Returns the seconds until none of its pods is left."""
     began = time.monotonic()
     job.kill()
-    eventually(lambda: not pods(testbed_cluster, job))
-    announce(f"killed -> no pod left: {time.monotonic() - began:.1f} s")
-    assert job.wait(HANG_S).status == "KILLED"
+    eventually(lambda: not pods(cluster, job))
+    took_s = time.monotonic() - began
+    assert job.wait(HANG_S).status == "KILLED", history(job)
+    return took_s
+
+
+def metrics_port(cluster: Cluster, job: Job) -> int:
+    """At which the job's helpers reach the metrics service."""
+    owner = json.loads(
+        cluster.kubectl("--namespace", NAMESPACE, "get", "configmap", f"weft-{job.id}-1", "--output=json")
+    )
+    addresses: dict[str, str] = json.loads(owner["data"]["addresses.json"])
+    return int(addresses["metrics"].rpartition(":")[2])
+
+
+@pytest.mark.promise("R9")
+def test_job_of_a_lost_node_goes_on_elsewhere(client: Client, testbed_cluster: Cluster, promise: Promise) -> None:
+    job = client.jobs.submit(spec("echo up; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done"))
+    eventually(lambda: lines(job) == ["up"])
+    (pod,) = pods(testbed_cluster, job)
+    (node,) = (entry for entry in testbed_cluster.nodes if entry.name == pod["spec"]["nodeName"])
+    node.machine.kill()
+    try:
+        lost = time.monotonic()
+        eventually(lambda: node.name not in testbed_cluster.ready_nodes())
+        known = time.monotonic()
+        await_event(testbed_cluster, job, lambda event: event.attempt == 2)
+        admitted_s = time.monotonic() - known
+        eventually(lambda: lines(job) == ["up", "up"])
+        promise.saw(
+            f"a node is lost -> the cluster knows: {known - lost:.1f} s; -> attempt 2 is admitted: {admitted_s:.1f} s "
+            f"later; -> its learner runs: {time.monotonic() - known:.1f} s later"
+        )
+        (again,) = pods(testbed_cluster, job)
+        assert again["spec"]["nodeName"] != node.name
+        end_command(testbed_cluster, again)
+        assert job.wait(HANG_S).status == "COMPLETED", history(job)
+    finally:
+        testbed_cluster.restart_node(node)
+    assert [event.reason for event in job.history() if event.to == "QUEUED"][1:] == ["NodeLost"], history(job)
+    promise.kept(1, "jobs whose node is lost: another attempt, on another node")
+
+
+def test_gang_of_which_one_learner_has_no_image_is_undone_whole_and_queued_again_and_runs_once_the_image_is_there(
+    client: Client, testbed_cluster: Cluster, helper_image: str
+) -> None:
+    """Three learners fit on the node that has the image, one on the other."""
+    has, lacks = testbed_cluster.nodes
+    with ExitStack() as stack:
+        for node, gpus in ((has, 3), (lacks, 1)):
+            stack.callback(testbed_cluster.set_gpus, node.name, 4)
+            testbed_cluster.set_gpus(node.name, gpus)
+        image = f"{stack.enter_context(empty_registry(lacks.machine.pid))}/weft/partly:1"
+        stack.callback(has.remove_image, image)
+        has.name_image(helper_image, image)
+        job = client.jobs.submit(
+            spec("echo ran", learners=4, image=image, resources={**SMALL, "gpus": 1}, retries={"backoff": "1s"})
+        )
+        undone = await_event(testbed_cluster, job, lambda event: event.to == "QUEUED" and event.attempt > 0)
+        assert undone.reason == "ImagePullFailed", history(job)
+        assert image in undone.message, history(job)
+        assert lines(job) == []
+        eventually(
+            lambda: [name for name in objects_left(testbed_cluster) if f"{job.id}-{undone.attempt}" in name] == []
+        )
+        stack.callback(lacks.remove_image, image)
+        lacks.name_image(helper_image, image)
+        assert job.wait(HANG_S).status == "COMPLETED", history(job)
+        assert lines(job) == ["ran"] * 4
+
+
+def await_event(cluster: Cluster, job: Job, condition: Callable[[HistoryEvent], bool]) -> HistoryEvent:
+    """Waits for an event of the job's history."""
+    try:
+        return eventually(lambda: [event for event in job.history() if condition(event)])[0]
+    except AssertionError:
+        states = [(pod["metadata"]["name"], pod["spec"].get("nodeName"), pod["status"]) for pod in pods(cluster, job)]
+        raise AssertionError(f"{history(job)}; pods: {states}") from None
+
+
+def history(job: Job) -> list[str]:
+    """For the message of a failure."""
+    return [f"{event.attempt} {event.to} {event.reason} {event.message}" for event in job.history()]
 
 
 def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Client) -> None:
@@ -245,25 +346,36 @@ def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Cl
     assert "code 7" in job.message
 
 
-def test_results_are_complete_although_the_helper_is_killed_while_it_stores(
+def test_results_are_complete_although_the_helper_is_killed_at_any_of_its_steps(
     client: Client, testbed_cluster: Cluster, tmp_path: Path
 ) -> None:
+    """One job for each step: before the command may start, while it runs, while the helper stores."""
     command = """
-      for n in $(seq 150); do head -c 200000 /dev/urandom > $RESULT_DIR/$n; done
+      for n in $(seq $FILES); do head -c 200000 /dev/urandom > $RESULT_DIR/$n; done
       echo made
       until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done
+      echo ended
     """
-    job = client.jobs.submit(spec(command))
-    eventually(lambda: lines(job) == ["made"])
-    (pod,) = pods(testbed_cluster, job)
-    helper = helper_pid(pod)  # before: the search takes a part of the time in which it stores
-    end_command(testbed_cluster, pod)
-    eventually(lambda: job.refresh().status == "STORING")
-    os.kill(helper, signal.SIGKILL)
-    assert job.wait(HANG_S).status == "COMPLETED", job.message
-    job.download(tmp_path)
-    assert len(list(tmp_path.rglob("worker-0/*"))) == 150
-    assert all(path.stat().st_size == 200_000 for path in tmp_path.rglob("worker-0/*"))
+    files = {"fetches": 3, "watches": 3, "stores": 150}
+    jobs = {step: client.jobs.submit(spec(command, env={"FILES": str(count)})) for step, count in files.items()}
+    os.kill(eventually(lambda: helper_of(testbed_cluster, jobs["fetches"])), signal.SIGKILL)
+    for job in jobs.values():
+        eventually(lambda job=job: lines(job) == ["made"])  # type: ignore[misc]
+    helpers = {step: eventually(lambda job=job: helper_of(testbed_cluster, job)) for step, job in jobs.items()}  # type: ignore[misc]
+    os.kill(helpers["watches"], signal.SIGKILL)
+    for step in ("fetches", "watches"):
+        eventually(lambda job=jobs[step]: restarts(testbed_cluster, job) == 1)  # type: ignore[misc]
+    for job in jobs.values():
+        end_command(testbed_cluster, *pods(testbed_cluster, job))
+    eventually(lambda: jobs["stores"].refresh().status == "STORING")
+    os.kill(helpers["stores"], signal.SIGKILL)
+    for step, job in jobs.items():
+        assert job.wait(HANG_S).status == "COMPLETED", (step, history(job))
+        assert job.attempt == 1, (step, history(job))
+        assert lines(job) == ["ended", "made"], step
+        job.download(tmp_path / step)
+        sizes = [path.stat().st_size for path in (tmp_path / step).rglob("worker-0/*")]
+        assert sizes == [200_000] * files[step], step
 
 
 @pytest.mark.promise("R5")
@@ -335,9 +447,16 @@ def end_command(cluster: Cluster, pod: dict[str, Any]) -> None:
     cluster.kubectl("--namespace", NAMESPACE, "exec", name, "--container=learner", "--", "touch", "/weft/job/end")
 
 
-def helper_pid(pod: dict[str, Any]) -> int:
-    """The process of the pod's helper, on this machine."""
-    uid = pod["metadata"]["uid"]
+def restarts(cluster: Cluster, job: Job) -> int:
+    """How often its only learner's helper was started anew."""
+    (pod,) = pods(cluster, job)
+    (helper,) = (entry for entry in pod["status"]["initContainerStatuses"] if entry["name"] == HELPER_CONTAINER)
+    return int(helper["restartCount"])
+
+
+def helper_of(cluster: Cluster, job: Job) -> int:
+    """The process of its only learner's helper, on this machine; 0 if there is none at the moment."""
+    uids = [pod["metadata"]["uid"] for pod in pods(cluster, job)]
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -346,6 +465,6 @@ def helper_pid(pod: dict[str, Any]) -> int:
             mounts = (folder / "mountinfo").read_text()
         except OSError:
             continue
-        if b"services.helper" in command and uid in mounts:
+        if b"services.helper" in command and any(uid in mounts for uid in uids):
             return int(folder.name)
-    raise AssertionError(f"no helper runs in pod {uid}")
+    return 0

@@ -77,6 +77,16 @@ def test_stored_results_are_known_from_the_cluster() -> None:
     assert observed_state.not_stored(1, merged(observed=observed), observed) == []
 
 
+def test_results_on_a_lost_node_are_not_waited_for_and_their_loss_is_said() -> None:
+    lost = replace(ended("worker-0").learners[0], reachable=False)
+    observed = Observation(learners=[lost], attempts=[1])
+    known = merged(report("worker-0", 1, Phase.PROCESSING), observed=observed)
+    assert observed_state.not_stored(1, known, observed) == []
+    assert observed_state.storage_failures(1, known, observed) == (
+        "worker-0 did not store its results before its node was lost"
+    )
+
+
 def test_a_learner_that_never_ran_has_nothing_to_store() -> None:
     waiting = Observation(learners=[LearnerProcess(name="worker-0", attempt=1, state="waiting")], attempts=[1])
     known = merged(report("worker-0", 1, Phase.DOWNLOADING), observed=waiting)

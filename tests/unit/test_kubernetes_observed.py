@@ -308,7 +308,7 @@ def test_image_without_a_shell_is_the_jobs_own_failure() -> None:
 
 def test_learner_on_a_node_that_is_not_reached_is_lost_unless_it_had_ended() -> None:
     gone = observe(pod(RUNNING, RUNNING), Context(now=NOW, report=STARTED, node_lost=True))
-    assert (gone.reason, gone.exit) == ("NodeLost", Exit(time=NOW, lost=True))
+    assert (gone.reason, gone.exit, gone.reachable) == ("NodeLost", Exit(time=NOW, lost=True), False)
     over = observe(pod(RUNNING, ended(0, record(code=0))), Context(now=NOW, report=STARTED, node_lost=True))
     assert over.exit == Exit(time=ENDED_MS, code=0)
 

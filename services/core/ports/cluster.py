@@ -73,6 +73,8 @@ class LearnerProcess:
     """What blocks it and what to do, for people."""
     blocked_for_good: bool = False
     """Waiting cannot help: the attempt should be undone."""
+    reachable: bool = True
+    """False: its node is lost, so its helper can store nothing, unless the node comes back."""
     readable: bool = True
     """False: the cluster's record of it is damaged, so its helper's report says how it ended."""
     startup: Mapping[str, Span] = field(default_factory=dict)

@@ -268,12 +268,12 @@ class Cluster:
     @contextmanager
     def closed_port(self, port: int) -> Generator[None]:
         """Within it, nothing that pods send to this port of the control plane's machine arrives."""
-        rule = ["INPUT", "--protocol=tcp", f"--dport={port}", "--jump=DROP"]
-        self._control_plane.on_network("iptables", "--wait", "--insert", *rule)
+        rule = ["INPUT", "-p", "tcp", "--dport", str(port), "-j", "DROP"]
+        self._control_plane.on_network("iptables", "--wait", "-I", *rule)
         try:
             yield
         finally:
-            self._control_plane.on_network("iptables", "--wait", "--delete", *rule)
+            self._control_plane.on_network("iptables", "--wait", "-D", *rule)
 
     def restart_node(self, node: Node) -> None:
         """After its machine was killed: starts it anew, without the pods that ran on it. Returns once it is Ready."""

@@ -82,6 +82,14 @@ class Node:
         """``archive``: an OCI archive, as this node's machine sees its path."""
         self.machine.call("ctr", "--namespace=k8s.io", "images", "import", archive)
 
+    def name_image(self, present: str, name: str) -> None:
+        """Gives an image that the node has another name as well."""
+        self.machine.call("ctr", "--namespace=k8s.io", "images", "tag", "--force", present, name)
+
+    def remove_image(self, name: str) -> None:
+        """No error if the node does not have it."""
+        self.machine.call("ctr", "--namespace=k8s.io", "images", "rm", name)
+
     def start_kubelet(self) -> Process:
         return self.machine.spawn(
             "kubelet",

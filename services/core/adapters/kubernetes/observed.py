@@ -98,6 +98,7 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         stored=(report is not None and report.phase is Phase.STORED) or last.get("phase") == Phase.STORED.value,
         reason=problem.reason.value if problem else str(last.get("reason", "")),
         message=problem.message if problem else str(last.get("message", "")),
+        reachable=not context.node_lost,
         node=str(pod["spec"].get("nodeName") or ""),
         cpus=size[0],
         memory=int(size[1]),
