@@ -73,7 +73,7 @@ cluster-down: setup ## End it without a trace
 cluster-status: setup ## What runs of it, and how to use it
 	@$(BIN)/python -m tests.testbed.kubernetes status
 
-images: setup ## Build the images without pulls (NAME=helper FRAMEWORKS="pytorch")
+images: setup ## Build the images without pulls (FRAMEWORKS="pytorch")
 	@$(BIN)/python -m scripts.images $(NAME) $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(ARGS)
 
 dist: setup ## Packages, chart, images, SBOMs and checksums, in dist/
