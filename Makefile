@@ -73,7 +73,7 @@ cluster-down: setup ## End it without a trace
 cluster-status: setup ## What runs of it, and how to use it
 	@$(BIN)/python -m tests.testbed.kubernetes status
 
-images: setup ## Build the images without pulls (FRAMEWORKS="pytorch")
+images: setup ## Build images without pulls (NAME=helper FRAMEWORKS=jax)
 	@$(BIN)/python -m scripts.images $(NAME) $(if $(FRAMEWORKS),--frameworks $(FRAMEWORKS)) $(ARGS)
 
 dist: setup ## Packages, chart, images, SBOMs and checksums, in dist/
@@ -106,7 +106,7 @@ sdk: setup ## Generate the SDK's synchronous modules from cli/weft/_aio/
 	@$(BIN)/python scripts/sdk.py
 
 docs: setup ## Generate the pages that are made from the code
-	@for page in settings schema api_reference openapi architecture hostile command_output; do $(BIN)/python scripts/$$page.py || exit 1; done
+	@for page in settings schema api_reference openapi architecture hostile command_output messages; do $(BIN)/python scripts/$$page.py || exit 1; done
 	@scripts/dashboard.sh --generate
 
 clean: ## Remove caches and build outputs (.venv stays)

@@ -93,7 +93,7 @@ def as_json(document: Mapping[Any, Any], where: str) -> dict[str, Any]:
         text.encode()  # a lone surrogate cannot be sent
         plain: dict[str, Any] = json.loads(text)
     except (TypeError, ValueError, RecursionError) as failed:
-        raise InvalidSpec(f"{where}: JSON cannot say this: {failed}") from None
+        raise InvalidSpec(f"{where}: this cannot be written as JSON: {failed}") from None
     return plain
 
 
@@ -128,7 +128,7 @@ def _into(here: Any, part: str, assignment: str) -> Any:
         if here.get(part) is None:
             here[part] = {}
         return here[part]
-    raise InvalidSpec(f"--set {assignment}: '{part}' is no field of what stands there")
+    raise InvalidSpec(f"--set {assignment}: '{part}' names a field of a value that has none")
 
 
 def _put(here: Any, part: str, value: object, assignment: str) -> None:
@@ -140,4 +140,4 @@ def _put(here: Any, part: str, value: object, assignment: str) -> None:
         else:
             here[part] = value
     else:
-        raise InvalidSpec(f"--set {assignment}: '{part}' is no field of what stands there")
+        raise InvalidSpec(f"--set {assignment}: '{part}' names a field of a value that has none")

@@ -73,21 +73,21 @@ CAUSES: Final[Sequence[tuple[str, str, str]]] = (
      "name a `framework` that has it, or correct `command`"),
     (r"(?:sh|bash): (?:line )?\d+: (?P<path>[^:]+): Permission denied", "{path} is no program that may be run",
      "run `chmod +x` on it, or name its interpreter: `sh {path}`"),
-    (r"nccl.*error|NCCL error|ncclSystemError", "NCCL failed: the learners could not speak to one another",
+    (r"nccl.*error|NCCL error|ncclSystemError", "NCCL failed: the learners could not connect to one another",
      "see the log of each rank; NCCL_DEBUG=INFO in `env` shows more"),
 )  # fmt: skip
 """(pattern of a line, sentence, advice), the most exact first. Named groups fill the braces."""
 
 SIGNALS: Final[Mapping[int, tuple[str, str]]] = {
-    signal.SIGSEGV: ("a native library crashed: it used memory that it does not have",
+    signal.SIGSEGV: ("a native library crashed: it used memory that it does not own",
                      "`import faulthandler; faulthandler.enable()` shows where"),
-    signal.SIGABRT: ("a native library gave up (abort)", "its last lines say why"),
-    signal.SIGBUS: ("it used memory that could not be had, e.g. shared memory that is full", "use fewer data workers"),
+    signal.SIGABRT: ("a native library ended the process (abort)", "its last lines say why"),
+    signal.SIGBUS: ("it used memory that was not available, e.g. shared memory that is full", "use fewer data workers"),
     signal.SIGILL: ("a library was built for another processor", "install another build of it"),
     signal.SIGFPE: ("a native library divided by zero", ""),
     signal.SIGKILL: ("it was killed from outside, most often because the machine had no memory left",
                      "request more with `resources.memory`, so that the learner is placed where there is room"),
-    signal.SIGPIPE: ("it wrote to a program that had ended", ""),
+    signal.SIGPIPE: ("it wrote to a program that had ended already", ""),
     signal.SIGTERM: ("something other than the platform stopped it", ""),
 }  # fmt: skip
 """Signal -> what it means, and what to do."""
@@ -102,6 +102,8 @@ _FRAME: Final = re.compile(r'^\s+File "(?P<path>[^"]+)", line (?P<line>\d+)')
 _EXCEPTION: Final = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|StopIteration)\b")
 _LIBRARY: Final = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<")
 _CODE_FOLDER: Final = "/model-code/"
+_BEFORE_CODE: Final = re.compile(r"/[^\s'\"]*/model-code/")
+"""The platform's folders: only the path within the user's code is of interest."""
 
 
 def find_cause(lines: Sequence[str], *, exit_code: int | None = None, signal_number: int | None = None) -> Cause | None:
@@ -113,11 +115,12 @@ def find_cause(lines: Sequence[str], *, exit_code: int | None = None, signal_num
     exception, place = _last_exception(lines)
     known = _known(exception) if exception else None
     if exception:
+        exception = _BEFORE_CODE.sub("", exception)
         sentence = f"{exception[:_LONGEST]}{f' ({place})' if place else ''}"
         return Cause(f"{sentence}: {known.sentence}", known.advice) if known else Cause(sentence)
     for line in reversed(lines[-_LAST_LINES:]):
         if (known := _known(line)) is not None:
-            return Cause(f"{line.strip()[:_LONGEST]}: {known.sentence}", known.advice)
+            return Cause(f"{_BEFORE_CODE.sub('', line).strip()[:_LONGEST]}: {known.sentence}", known.advice)
     return _of_the_end(exit_code, signal_number)
 
 

@@ -20,7 +20,9 @@ from services.core.domain.outages import Outage, is_outage
 from services.core.domain.status import Desired, PendingReason, Status
 
 _ADVICE: Final[Mapping[str, str]] = {
-    PendingReason.NO_MATCHING_FLAVOR: "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`",
+    PendingReason.TOO_LARGE_FOR_CLUSTER: (
+        "`weft kill {id}`, and submit it again with less `resources` or fewer `learners`"
+    ),
     PendingReason.WAITING_FOR_CAPACITY: "it starts by itself once running jobs have ended",
     PendingReason.WAITING_FOR_DISK: "nothing of the job is wrong: it starts by itself once the operator has made room",
     PendingReason.BACK_OFF: "it is tried again by itself; `retries.backoff` sets the pause",
@@ -38,7 +40,9 @@ _ADVICE: Final[Mapping[str, str]] = {
     Outage.DATA_STORE_UNAVAILABLE: "it continues by itself once the data store answers; check its address",
     Outage.OBJECT_STORE_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the store is back",
     Outage.MACHINE_FAULT: "nothing of the job is wrong: it is tried again by itself",
-    "DataNotFound": "correct `url` of its data store and `path` of its inputs, and submit it again",
+    "DataStoreDenied": "use an address or a folder that the operator allows, or send small files with the code",
+    "DeadlineExceeded": "raise `max_runtime`; `weft clone {id} --set max_runtime=12h` submits it again",
+    "DataNotFound": "correct `url` or `path` of its data store and `path` of its inputs, and submit it again",
     "EnvironmentFailed": "correct requirements.txt (packages are installed from wheels only) and submit it again",
 }
 _AFTER_AN_ATTEMPT: Final = frozenset({PendingReason.BACK_OFF, PendingReason.RELEASING})
@@ -47,6 +51,7 @@ _NEXT: Final[Mapping[Status, tuple[str, ...]]] = {
     Status.DOWNLOADING: ("its code, data and packages are being prepared; new packages take longest",),
     Status.PROCESSING: ("`weft logs -f {id}` follows what it prints", "`weft metrics {id}` shows its curves"),
     Status.COMPLETED: ("`weft download {id}` fetches its results", "`weft metrics {id}` shows its curves"),
+    Status.KILLED: ("`weft clone {id}` submits it again",),
     Status.HALTED: ("`weft resume {id}` continues from its checkpoints",),
 }
 

@@ -87,7 +87,7 @@ class Job(Answer):
     pending_reason: Annotated[
         str,
         doc(
-            "Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing, "
+            "Why it waits: WaitingForCapacity, WaitingInQueue, TooLargeForCluster, BackOff, Releasing, "
             "WaitingForDisk, PlatformStopping or Misconfigured; else empty."
         ),
     ]

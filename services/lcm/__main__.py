@@ -63,7 +63,13 @@ async def main(service: Service) -> None:
     background = BackgroundTasks(ports, settings, dispatcher, collector)
     erasure = await connect_erasure(settings, ports)
     eraser = Eraser(erasure, settings, instrumentation, all_readable=lambda: not dispatcher.unreadable.any)
-    loops = (background.copy_histories, background.collect, background.watch_cluster, background.find_unreadable)
+    loops = (
+        background.copy_histories,
+        background.collect,
+        background.watch_cluster,
+        background.watch_wakes,
+        background.find_unreadable,
+    )
     tasks = [asyncio.create_task(loop()) for loop in loops]
     if ports.launcher is not None:
         guardians = GuardianJobs(ports.jobs, ports.launcher, instrumentation)

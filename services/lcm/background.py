@@ -72,6 +72,10 @@ class BackgroundTasks:
         """
         await self._repeat(self._settings.sweep_s, self._watch_cluster)
 
+    async def watch_wakes(self) -> None:
+        """Wakes the dispatcher by hints that other life-cycle managers got."""
+        await self._repeat(self._settings.sweep_s, self._dispatcher.watch_wakes)
+
     async def erase(self, eraser: Eraser) -> None:
         """Erases the data of deleted jobs every ``sweep_s``, and then code, while this process leads."""
 

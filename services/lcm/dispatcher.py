@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -27,7 +28,7 @@ from services.core.domain.job import Job, Verdict, admitted, moved
 from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import PendingReason, Status
-from services.core.domain.status_keys import LEADER
+from services.core.domain.status_keys import LEADER, WOKEN
 from services.core.domain.units import format_duration
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster, Node
@@ -142,6 +143,7 @@ class Dispatcher:
     async def run(self, stopping: asyncio.Event) -> None:
         """Leads whenever it can, until ``stopping`` is set."""
         while not stopping.is_set():
+            woken = self._wake.is_set()
             self._wake.clear()
             lease = self.membership.lease
             if lease is not None and lease.alive:
@@ -149,12 +151,21 @@ class Dispatcher:
                     with log_unexpected("dispatcher.failed", expected=WeftError):
                         if await self._try_to_lead(lease):
                             await self._lead(lease, stopping)
+                        elif woken:
+                            await self.status.put(WOKEN, self.membership.id)
                 except WeftError as error:
                     log.warning("dispatcher.interrupted", why=str(error))
                 finally:
                     self._set_term(0)
                     self.waiting = {}
             await self._pause(stopping)
+
+    async def watch_wakes(self) -> None:
+        """Wakes this process, while it leads, by the hints that other life-cycle managers got. Runs until cancelled."""
+        async with aclosing(self.status.watch(WOKEN)) as changes:
+            async for _ in changes:
+                if self.term:
+                    self.wake()
 
     # --- leading -------------------------------------------------------------------
 
@@ -222,7 +233,7 @@ class Dispatcher:
         free = await self._judge_admissions(held)
         walk, decisions = await self._walk_queue(free, held)
         self._record_hold(held.hold)
-        self.waiting = {decision.job.id: decision for decision in decisions if decision.placement is None}
+        self.waiting = _without_placement(decisions)
         self.instrumentation.waiting(decision.job.gang for decision in self.waiting.values())
         self.instrumentation.holding.set(len(held.jobs))
         admissions: dict[str, Placed] = {}
@@ -231,7 +242,8 @@ class Dispatcher:
             if gang is not None and placement is not None and await self._admit(decision, placement):
                 self.instrumentation.admitted(gang)
                 admissions[decision.job.id] = gang, placement
-        self._snapshot = Snapshot(held.nodes, {**held.placed, **admissions}, held.unreadable, walk, time_s)
+        placed = {**held.placed, **admissions}
+        self._snapshot = Snapshot(held.nodes, placed, held.unreadable, walk, time_s, self.waiting)
         queue = [decision.job for decision in decisions]
         for waiter in [*queue, *await self._beyond_scan(queue)]:
             await self._fail_if_expired(waiter)
@@ -363,6 +375,13 @@ class Dispatcher:
         """Whether a job of this spec would be admitted if it were submitted now. Raises as ``snapshot``."""
         return (await self.snapshot()).fit(gang_of(spec, self.sizes, self._least, self.overhead))
 
+    async def decisions(self) -> Mapping[str, Decision]:
+        """For the jobs that wait, by id, in order: of the last round; of a process that does not lead: ``snapshot``.
+
+        Raises as ``snapshot``.
+        """
+        return self.waiting if self.term else (await self.snapshot()).waiting
+
     async def snapshot(self) -> Snapshot:
         """The cluster and the queue, at most two sweeps old: of the last round, or read now if that is older.
 
@@ -384,7 +403,7 @@ class Dispatcher:
         held = await self._read_held()
         walk, decisions = await self._walk_queue(held.free(), held)
         self._forget_others({*(job.id for job in held.jobs), *(decision.job.id for decision in decisions)})
-        return Snapshot(held.nodes, held.placed, held.unreadable, walk, time_s)
+        return Snapshot(held.nodes, held.placed, held.unreadable, walk, time_s, _without_placement(decisions))
 
     # --- jobs that waited too long ---------------------------------------------------
 
@@ -453,3 +472,8 @@ class Dispatcher:
 
 def _spec_place(job_id: str) -> str:
     return f"{job_id}/spec"
+
+
+def _without_placement(decisions: Sequence[Decision]) -> dict[str, Decision]:
+    """Those that do not admit their job, by its id, in order."""
+    return {decision.job.id: decision for decision in decisions if decision.placement is None}

@@ -31,7 +31,7 @@ class Queue(control_pb2_grpc.QueueServicer):
         self._dispatcher = dispatcher
 
     async def Explain(self, request: control_pb2.ExplainRequest, context: Any) -> control_pb2.ExplainReply:
-        waiting = self._dispatcher.waiting
+        waiting = await self._dispatcher.decisions()
         decisions = [waiting[job_id] for job_id in request.job_ids or waiting if job_id in waiting]
         return control_pb2.ExplainReply(
             waiting=[

@@ -27,12 +27,13 @@ from services.core.ports.cluster import Observation
 from services.guardian.observed_state import merge
 from tests.testbed.gangs import start
 from tests.testbed.kubernetes.cluster import Cluster as Machines
+from tests.testbed.kubernetes.kubectl import Kubectl, KubectlError
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.pods import script_pod
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster, StandIn, pods_of, standing_in
 from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.node import plan
-from tests.waiting import HANG_S, in_thread, until
+from tests.waiting import HANG_S, eventually, in_thread, until
 
 # Of an installation without admission policies: failures are provoked that they refuse.
 _OPTIONS: Final = replace(OPTIONS, installation="failures", namespace_prefix="failures-")
@@ -102,8 +103,9 @@ class Scene:
     cluster: AnnouncingCluster
     namespace: str
 
-    def kubectl(self, *arguments: str) -> str:
-        return replace(self.machines.kubectl, namespace=self.namespace)(*arguments)
+    @property
+    def kubectl(self) -> Kubectl:
+        return replace(self.machines.kubectl, namespace=self.namespace)
 
     async def pod(self, gang: AttemptPlan) -> Document | None:
         return (await pods_of(self.api, _OPTIONS, gang.job)).get("worker-0")
@@ -135,7 +137,7 @@ async def preempted(scene: Scene, gang: AttemptPlan) -> None:
     gpus = {"nvidia.com/gpu": "4"}
     pod = script_pod("urgent", _OPTIONS.learner_image, FOREVER, limits=gpus, nodeSelector=selector)
     pod["spec"]["priorityClassName"] = "urgent"
-    replace(scene.machines.kubectl, namespace=scene.namespace).create(pod)
+    scene.kubectl.create(pod)
 
 
 # --- what an operator's webhook changes -----------------------------------------------------------
@@ -329,7 +331,7 @@ class Provoked:
         hints[gang.job] = asyncio.Event()
         try:
             if objects:
-                await asyncio.to_thread(replace(self._machines.kubectl, namespace=namespace).create, *objects)
+                await asyncio.to_thread(_make, scene, objects)
             return await self._observed(scene, gang, hints[gang.job]) if case.shows else await _refused(cluster, gang)
         finally:
             await answered(lambda: cluster.teardown(gang.job, attempt=1, term=2))
@@ -383,6 +385,20 @@ class Provoked:
 
 async def _state_is(scene: Scene, gang: AttemptPlan, state: str) -> bool:
     return [process.state for process in (await scene.cluster.observe(gang.job)).learners] == [state]
+
+
+def _make(scene: Scene, objects: list[Document]) -> None:
+    scene.kubectl.create(*objects)
+    if any(document["kind"] == "ValidatingAdmissionPolicy" for document in objects):
+        eventually(lambda: _policy_acts(scene.kubectl))  # the API server admits pods until it has read a policy
+
+
+def _policy_acts(kubectl: Kubectl) -> bool:
+    try:
+        kubectl.create(script_pod("any", _OPTIONS.learner_image, FOREVER), dry_run=True)
+    except KubectlError as error:
+        return "no pods of this department today" in str(error)
+    return False
 
 
 async def _refused(cluster: AnnouncingCluster, gang: AttemptPlan) -> Outcome:

@@ -61,7 +61,7 @@ def test_a_plan_tells_if_the_job_fits(api: httpx2.Client) -> None:
     assert eventually(lambda: plan(api)["fits"] == "now")
     never = plan(api, learners=100)
     assert never["fits"] == "never"
-    assert "50 CPUs (4 in all)" in never["fits_message"]
+    assert "it requests 50 CPUs, and this cluster has 4" in never["fits_message"]
     assert never["warnings"] == [never["fits_message"]]
 
 
@@ -69,7 +69,7 @@ def test_a_job_that_never_fits_does_not_delay_the_plan_of_the_next_job(api: http
     assert eventually(lambda: plan(api)["fits"] == "now")
     large = api.post("/v1/jobs", json={**SPEC, "learners": 100}).json()["id"]
     try:
-        eventually(lambda: (shown(api, large) or {}).get("pending_reason") == "NoMatchingFlavor")
+        eventually(lambda: (shown(api, large) or {}).get("pending_reason") == "TooLargeForCluster")
         eventually(lambda: plan(api)["fits"] == "now")
     finally:
         assert api.delete(f"/v1/jobs/{large}", params={"kill": "true"}).status_code == 204
@@ -78,7 +78,7 @@ def test_a_job_that_never_fits_does_not_delay_the_plan_of_the_next_job(api: http
 def test_a_waiting_job_shows_its_position_and_reason(api: httpx2.Client) -> None:
     large = api.post("/v1/jobs", json={**SPEC, "learners": 100})
     assert large.status_code == 201
-    assert "this cluster can never hold it" in large.json()["warnings"][0]
+    assert "and this cluster has" in large.json()["warnings"][0]
     behind = api.post("/v1/jobs", json=SPEC).json()
     ids = [large.json()["id"], behind["id"]]
     try:

@@ -20,7 +20,8 @@ from tests.testbed.answers import check_answer
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S
 from weft import Client
-from weft._cli.main import COMMANDS, run
+from weft._cli.answers import COMMANDS as ANSWERS
+from weft._cli.main import run
 from weft._spec_file import read_spec
 
 TRAIN = """\
@@ -83,45 +84,92 @@ def weft(
     return typed
 
 
-def test_every_command_prints_json_and_nothing_else(weft: Weft, code: Path, tmp_path: Path, weft_up: Platform) -> None:
-    """In the order in which a user would type them; ``JOB`` stands for the first job, ``LONG`` for another."""
-    home, saved, ids = str(weft_up.home.root), str(tmp_path / "saved.weft"), {"JOB": "", "LONG": ""}
+CHECKS = ("two learners", "walls", "gpu")
+"""Of `weft conformance`: those that take longest."""
+
+
+def every_command(form: str, platform: Platform, code: Path, folder: Path) -> list[tuple[str, list[str]]]:
+    """(Form of a command in docs/command-output.md, what a user types), in an order in which each has an effect.
+
+    ``JOB``, ``LONG`` and ``KEY`` stand for ids of answers before.
+    """
+    home, saved, ada = str(platform.home.root), str(folder / "saved.weft"), f"ada-{form}"
+    train, here = ["train", str(code), "--name", f"forms-{form}"], ["--home", home]
+    checks = [word for check in CHECKS for word in ("--skip", check)]
     typed = [
-        ["init", str(tmp_path / "new")], ["train", str(code), "--dry-run"], ["train", str(code)], ["wait", "JOB"],
-        ["list"], ["show", "JOB"], ["events", "JOB"], ["explain", "JOB"], ["metrics", "JOB"], ["watch", "JOB"],
-        ["diff", "JOB", "JOB"],
-        ["download", "JOB", str(tmp_path / "out")],
-        ["train", str(code), "--set", "env.SLEEP=60"], ["halt", "LONG"], ["wait", "LONG"], ["resume", "LONG"],
-        ["kill", "LONG"], ["wait", "LONG"], ["clone", "LONG", "--set", "env.SLEEP=0"],
-        ["delete", "JOB", "LONG", "--yes"],
-        ["up", "--home", home], ["status", "--home", home], ["doctor", "--home", home],
-        ["backup", saved, "--home", home], ["restore", saved, "--home", home, "--dry-run"],
-        ["master-key", "--home", home],
-        ["down", "--home", str(tmp_path / "nothing-here")],
-        ["login", weft_up.url, "--name", "here"], ["whoami"], ["profile"], ["dashboard", "--no-open"],
-        ["logout", "here"], ["user"], ["key"], ["cluster"], ["queue"], ["version"], ["completion", "bash"],
-        ["frameworks"], ["sizes"], ["storage"], ["manifests"],
-        # Its jobs are tried on installations of containers and pods.
-        ["conformance", "--home", home, *(f"--skip={name}" for name in ("two learners", "walls", "gpu"))],
+        ("init", ["init", str(folder / "new")]), ("train --dry-run", [*train, "--dry-run"]), ("train", train),
+        ("logs", ["logs", "JOB", "-f"]), ("metrics -f", ["metrics", "-f", "JOB"]),
+        ("events -f", ["events", "-f", "JOB"]), ("wait", ["wait", "JOB"]), ("list", ["list"]),
+        ("show", ["show", "JOB"]), ("logs", ["logs", "JOB"]),
+        ("events", ["events", "JOB"]), ("explain", ["explain", "JOB"]), ("metrics", ["metrics", "JOB"]),
+        ("watch", ["watch", "JOB"]), ("download", ["download", "JOB", str(folder / "out")]),
+        ("train", [*train, "--set", "env.SLEEP=60"]), ("halt", ["halt", "LONG"]), ("wait", ["wait", "LONG"]),
+        ("resume", ["resume", "LONG"]), ("kill", ["kill", "LONG"]), ("wait", ["wait", "LONG"]),
+        ("diff", ["diff", "JOB", "LONG"]), ("metrics JOB JOB", ["metrics", "JOB", "LONG"]),
+        ("clone", ["clone", "LONG", "--set", "env.SLEEP=0"]),
+        ("train --array", [*train, "--array", "SLEEP=0", "--repeat", "2", "--group", f"pair-{form}"]),
+        ("delete", ["delete", "JOB", "LONG", "--yes"]),
+        ("up", ["up", *here]), ("status", ["status", *here]), ("doctor", ["doctor", *here]),
+        ("backup", ["backup", saved, *here]), ("backup --verify", ["backup", saved, "--verify", *here]),
+        ("restore --dry-run", ["restore", saved, "--dry-run", *here]),
+        ("restore", ["restore", saved, "--key", f"{saved}.key", "--home", str(folder / "restored")]),
+        ("master-key", ["master-key", *here]), ("down", ["down", "--home", str(folder / "nothing-here")]),
+        ("login", ["login", platform.url, "--name", "here"]), ("whoami", ["whoami"]), ("profile", ["profile"]),
+        ("dashboard", ["dashboard", "--no-open"]), ("logout", ["logout", "here"]), ("user", ["user"]),
+        ("user add", ["user", "add", ada]), ("user remove", ["user", "remove", ada, "--yes"]), ("key", ["key"]),
+        ("key create", ["key", "create", "laptop"]), ("key revoke", ["key", "revoke", "KEY"]),
+        ("cluster", ["cluster"]), ("queue", ["queue"]), ("version", ["version"]),
+        ("completion", ["completion", "bash"]),
+        ("frameworks", ["frameworks"]), ("sizes", ["sizes"]), ("storage", ["storage"]), ("manifests", ["manifests"]),
+        ("conformance", ["conformance", *here, *checks]),
     ]  # fmt: skip
-    answers: dict[str, Any] = {}
-    for name, *words in typed:
-        output = weft(name, *(ids.get(word, word) for word in words), "-o", "json")
-        assert output.code in {0, 1, 103}, (name, output.err)
-        assert output.out, (name, words, output.code, output.err)
-        answers[name] = output.json
-        check_answer(" ".join(word for word in (name, *words) if word in {name, "--dry-run"}), answers[name])
-        if name == "train" and "--dry-run" not in words:
-            ids["LONG" if ids["JOB"] else "JOB"] = output.json["id"]
-    assert {series["name"] for series in answers["metrics"]["series"]} == {"loss"}
-    assert [file["kind"] for file in answers["download"]["files"]] == ["results", "results"]
-    assert answers["status"]["isolation"]["name"] in {"process", "sandbox", "trusted"}
-    assert answers["delete"] == {"jobs": [{"id": id_, "deleted": True} for id_ in ids.values()]}
-    every = {name for section in COMMANDS.values() for name in section}
-    assert every - set(answers) == {"logs"}
+    assert {command for command, _ in typed} == set(ANSWERS), "a command is missing here, or in docs/command-output.md"
+    return typed
 
 
-def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
+PARSERS: dict[str, Callable[[str], list[Any]]] = {
+    "json": lambda text: [json.loads(text)],
+    "json stream": lambda text: [json.loads(line) for line in text.splitlines()],
+    "yaml": lambda text: [yaml.safe_load(text)],
+    "yaml stream": lambda text: list(yaml.safe_load_all(text)),
+}
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+@pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
+def test_every_command_prints_json_or_yaml_and_nothing_else(
+    weft: Weft, code: Path, tmp_path: Path, weft_up: Platform, form: str
+) -> None:
+    """Both forms have the fields that docs/command-output.md describes."""
+    ids: dict[str, str] = {}
+    for command, words in every_command(form, weft_up, code, tmp_path):
+        output = weft(*(ids.get(word, word) for word in words), "-o", form)
+        assert output.code in {0, 1, 103}, (words, output.out, output.err)
+        assert output.out, (words, output.code, output.err)
+        expected = ANSWERS[command]
+        is_stream = isinstance(expected, str) and expected.startswith("stream of ")
+        answers = PARSERS[f"{form} stream" if is_stream else form](output.out)
+        assert answers, words
+        for answer in answers:
+            check_answer(command, answer)
+        match command:
+            case "train":
+                ids["LONG" if "JOB" in ids else "JOB"] = answers[0]["id"]
+            case "key create":
+                ids["KEY"] = answers[0]["id"]
+            case "metrics":
+                assert {series["name"] for series in answers[0]["series"]} == {"loss"}
+            case "download":
+                assert [file["kind"] for file in answers[0]["files"]] == ["results", "results"]
+            case "status":
+                assert answers[0]["isolation"]["name"] in {"process", "sandbox", "trusted"}
+            case "delete":
+                assert answers[0] == {"jobs": [{"id": ids[name], "deleted": True} for name in ("JOB", "LONG")]}
+            case _:
+                pass
+
+
+def test_streams_have_consecutive_numbers(weft: Weft, code: Path) -> None:
     job = weft("train", code, "-o", "name").out.strip()
     for words in (["logs", "-f"], ["metrics", "-f"], ["events", "-f"], ["logs"]):
         output = weft(*words, job, "-o", "json")
@@ -129,8 +177,6 @@ def test_streams_are_one_json_document_per_line(weft: Weft, code: Path) -> None:
         sequence = [json.loads(line)["seq"] for line in output.out.splitlines()]
         numbers_have_gaps = words[0] == "metrics"  # points of the learner's use of the hardware lie between
         assert sequence == (sorted(set(sequence)) if numbers_have_gaps else list(range(1, len(sequence) + 1))), words
-        for line in output.out.splitlines():
-            check_answer(" ".join(words).replace("logs -f", "logs"), json.loads(line))
         assert sequence, words
 
 

@@ -176,7 +176,7 @@ def test_a_job_larger_than_the_cluster_is_accepted_with_a_warning_and_blocks_no_
     huge = client.jobs.submit(spec("true", learners=500))
     assert huge.warnings
     assert client.jobs.submit(spec("true")).wait(DONE_S).status == "COMPLETED"
-    eventually(lambda: huge.explain()["pending_reason"] == "NoMatchingFlavor")
+    eventually(lambda: huge.explain()["pending_reason"] == "TooLargeForCluster")
     huge.halt()
     assert huge.refresh().status == "HALTED"
     huge.kill()

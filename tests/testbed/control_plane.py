@@ -207,7 +207,13 @@ class ControlPlane:
             if topic in {"submitted", "released"}:
                 dispatcher.wake()
 
-        loops = (background.copy_histories, background.collect, background.watch_cluster, background.find_unreadable)
+        loops = (
+            background.copy_histories,
+            background.collect,
+            background.watch_cluster,
+            background.watch_wakes,
+            background.find_unreadable,
+        )
         work = [dispatcher.run, *(_until_stopping(loop) for loop in loops)]
         if launcher is not None:
             guardians = GuardianJobs(ports.jobs, wire.wrap(launcher, "launcher"), instrumentation)

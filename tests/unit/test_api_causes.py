@@ -83,6 +83,14 @@ def test_a_signal_has_its_name_and_meaning_also_as_exit_code_of_a_shell(number: 
     assert by_signal.sentence.startswith("SIG")
 
 
+def test_cause_does_not_show_the_folders_of_the_platform() -> None:
+    line = "python3: can't open file '/var/weft/node/j1/1/worker-0/job/model-code/main.py': [Errno 2] No such file"
+    cause = find_cause([line], exit_code=2)
+    assert cause is not None
+    assert "'main.py'" in cause.sentence
+    assert "/var/weft" not in cause.sentence
+
+
 def test_output_that_only_mentions_an_error_has_no_cause() -> None:
     lines = ["step 1: loss 0.5", "ValueError: no traceback above", "3 ConnectionErrors were retried", "done"]
     assert find_cause(lines, exit_code=3) is None

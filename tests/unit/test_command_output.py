@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
+
 from tests.testbed.answers import api_types
 from weft._cli.answers import COMMANDS as ANSWERS
 from weft._cli.answers import TYPES
-from weft._cli.main import COMMANDS
+from weft._cli.main import COMMANDS, weft
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,9 +22,31 @@ def test_page_of_command_output_is_current() -> None:
     assert subprocess.run([sys.executable, script, "--check"], check=False, cwd=ROOT).returncode == 0
 
 
+def test_page_of_messages_is_current() -> None:
+    script = ROOT / "scripts" / "messages.py"
+    done = subprocess.run([sys.executable, script, "--check"], check=False, cwd=ROOT)
+    assert done.returncode == 0, "a message has changed: run `python scripts/messages.py`, and read it"
+
+
 def test_every_command_has_a_schema() -> None:
     commands = {name for section in COMMANDS.values() for name in section}
     assert {command.split()[0] for command in ANSWERS} == commands
+
+
+def test_every_action_of_a_command_has_a_schema() -> None:
+    """E.g. `weft key create`: the choices of an argument "action", but the one that the plain command means."""
+    context = click.Context(weft)
+    commands = [(name, weft.get_command(context, name)) for name in weft.list_commands(context)]
+    actions = {
+        f"{name} {action}"
+        for name, command in commands
+        for argument in (command.params if command else [])
+        if argument.name == "action" and isinstance(argument.type, click.Choice)
+        for action in argument.type.choices
+        if action != argument.default
+    }
+    assert actions
+    assert actions <= set(ANSWERS)
 
 
 def test_every_type_of_a_schema_is_defined() -> None:

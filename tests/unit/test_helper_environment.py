@@ -61,6 +61,14 @@ def test_requirement_that_is_no_name_and_version_is_refused_with_its_line(tmp_pa
     assert "\x1b" not in refused.value.message
 
 
+def test_requirement_that_excludes_the_frameworks_version_is_refused_with_both_versions(tmp_path: Path) -> None:
+    with pytest.raises(FetchFailed, match=r"numpy 2\.4\.6 fixes NumPy 2\.\d\.\d, and .* wants NumPy==1\.26\.4: remove"):
+        environment_of(tmp_path, "rich\nNumPy==1.26.4\n", "numpy-2.4.6")
+    for allowed in ("numpy>=2", "numpy", "numpy==1.26.4; python_version < '3'"):
+        assert environment_of(tmp_path, allowed, "numpy-2.4.6")
+    assert environment_of(tmp_path, "numpy==1.26.4")
+
+
 def test_huge_requirements_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FetchFailed, match="larger than"):
         environment_of(tmp_path, b"a\n" * 300_000)

@@ -538,4 +538,4 @@ async def test_job_that_can_never_fit_is_told_so_while_admission_is_held(plane: 
     await plane.submit(resources={"cpus": 4000})
     await asyncio.sleep(3)
     (decision,) = process.service.waiting.values()
-    assert decision.pending_reason is PendingReason.NO_MATCHING_FLAVOR
+    assert decision.pending_reason is PendingReason.TOO_LARGE_FOR_CLUSTER

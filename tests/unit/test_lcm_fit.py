@@ -35,7 +35,7 @@ GB = 10**9
 VERDICTS: dict[str, Literal["later", "never"]] = {
     "WaitingForCapacity": "later",
     "WaitingInQueue": "later",
-    "NoMatchingFlavor": "never",
+    "TooLargeForCluster": "never",
 }
 SMALL = {"resources": {"cpus": 1, "memory": "1GB"}}
 
@@ -194,3 +194,35 @@ async def test_a_spec_that_cannot_be_read_is_refused_with_its_error(plane: Contr
         await queue.Fit(control_pb2.FitRequest(spec=json.dumps(spec_of({"learnerz": 1})).encode()), None)
     stored = json.dumps(dump_spec(parse_spec(spec_of({"learners": 2})))).encode()
     assert (await queue.Fit(control_pb2.FitRequest(spec=stored), None)).verdict == "now"
+
+
+@pytest.mark.looptime(noop_cycles=0)
+async def test_positions_and_reasons_of_waiting_jobs_are_the_same_from_a_process_that_does_not_lead(
+    plane: ControlPlane,
+) -> None:
+    leader = await leading(plane, place="one")
+    follower: Dispatcher = (await plane.start_lcm(place="two")).service
+    await plane.submit(resources={"cpus": 10, "memory": "1GB"})
+    waiting = [await plane.submit(resources={"cpus": cpus, "memory": "1GB"}) for cpus in (10, 2000, 1)]
+    await asyncio.sleep(5)
+    assert (leader.term, follower.term) == (1, 0)
+    replies = [
+        await Queue(of).Explain(control_pb2.ExplainRequest(job_ids=job_ids), None)
+        for of in (leader, follower) for job_ids in ([], waiting[1:])
+    ]  # fmt: skip
+    assert [entry.job_id for entry in replies[0].waiting] == waiting
+    assert replies[:2] == replies[2:]
+
+
+@pytest.mark.looptime(noop_cycles=0)
+async def test_a_hint_to_a_process_that_does_not_lead_starts_a_round_of_the_leader_at_once(plane: ControlPlane) -> None:
+    await leading(plane, place="one")
+    follower = await plane.start_lcm(place="two", sweep_s=60.0)
+    await asyncio.sleep(5)
+    receivers, plane.hints.receivers = plane.hints.receivers, [follower.on_hint]
+    for _ in range(5):  # whatever part of its sweep the leader has slept through
+        job_id = await plane.submit(**SMALL)
+        await asyncio.sleep(0.01)
+        assert (await plane.job(job_id)).status is Status.PENDING
+    plane.hints.receivers = receivers
+    assert follower.service.term == 0

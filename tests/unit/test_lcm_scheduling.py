@@ -62,7 +62,7 @@ def test_jobs_behind_a_waiting_gang_wait_so_that_it_does_not_starve() -> None:
 
 def test_a_job_that_can_never_fit_blocks_no_other() -> None:
     decided = decisions(waiting("huge", learners=100), waiting("small"), free=nodes(1))
-    assert decided["huge"].pending_reason == "NoMatchingFlavor"
+    assert decided["huge"].pending_reason == "TooLargeForCluster"
     assert decided["small"].placement == {"worker-0": "n0"}
 
 

@@ -114,7 +114,7 @@ def _start(work: Callable[..., None], *arguments: object) -> None:
 
 def _pump(name: str, follow: Follow, messages: queue.Queue[Message]) -> None:
     # Sent to the view if a bug ends this thread: the view would wait forever. Python prints the trace of the bug.
-    failure: WeftError | None = WeftError(f"following the {name} failed unexpectedly; this is a bug of weft")
+    failure: WeftError | None = WeftError(f"following the {name} failed; this is a bug of weft")
     try:
         for event in follow:
             messages.put((name, event))

@@ -200,7 +200,7 @@ def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         try:
             return parse(raw)
         except (DecodeError, ValueError):
-            raise InvalidRequest("these bytes are no message of this method") from None
+            raise InvalidRequest("the request is no valid message of this method") from None
 
     return parsed
 

@@ -225,7 +225,12 @@ async def _cause(services: ApiServices, job: JobDocument) -> Cause | None:
     lines: Sequence[StoredLine] = ()
     with contextlib.suppress(WeftError):  # the explanation does not depend on the metrics service
         lines, _through = await services.telemetry.lines(job.id, query, limit=LAST_LINES)
-    return find_cause([line.line.text for line in lines], exit_code=verdict.exit_code, signal_number=verdict.signal)
+    is_known = verdict.reason == "OOMKilled"  # the signal says less than the reason
+    return find_cause(
+        [line.line.text for line in lines],
+        exit_code=None if is_known else verdict.exit_code,
+        signal_number=None if is_known else verdict.signal,
+    )
 
 
 async def _set_desired(

@@ -33,7 +33,7 @@ class PendingReason(StrEnum):
     """Its gang does not fit into what is free now."""
     WAITING_IN_QUEUE = "WaitingInQueue"
     """A job ahead of it waits for capacity."""
-    NO_MATCHING_FLAVOR = "NoMatchingFlavor"
+    TOO_LARGE_FOR_CLUSTER = "TooLargeForCluster"
     """Its gang is larger than the whole cluster."""
     BACK_OFF = "BackOff"
     """The pause before its next attempt has not ended."""

@@ -7,6 +7,7 @@
 /jobs/<id>/fence                   highest (attempt, term) that has acted on the job's pods
 /jobs/<id>/stop                    the stop of the job's pods, for their helpers
 /lcm/leader                        the leading dispatcher
+/lcm/woken                         a life-cycle manager that does not lead has got a hint
 /members/<service>/<id>            a live process of a service
 """
 
@@ -17,6 +18,7 @@ from typing import Final, NamedTuple
 JOBS: Final = "/jobs/"
 MEMBERS: Final = "/members/"
 LEADER: Final = "/lcm/leader"
+WOKEN: Final = "/lcm/woken"
 _ATTEMPT: Final = "attempt"
 _LEARNERS: Final = "learners"
 _STOP: Final = "stop"

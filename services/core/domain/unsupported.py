@@ -38,7 +38,7 @@ def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
     for index, store in enumerate(spec.data_stores):
         if store.type == "local":
             instead = "use a store of type http or pvc"
-            yield FieldError(f"/data_stores/{index}/type", "pods do not see the files of one machine", instead)
+            yield FieldError(f"/data_stores/{index}/type", "pods cannot read files of one machine", instead)
     for name in ("", *spec.roles):
         gpus = spec.roles[name].gpus if name else spec.resources.gpus
         if gpus is not None and gpus != int(gpus):

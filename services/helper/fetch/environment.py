@@ -92,6 +92,8 @@ def required_environment(framework: str, model_dir: Path) -> EnvironmentSpec | N
     entry = _entry(framework) if framework else None
     label = f"{entry.name} {entry.version} ({entry.size_mb} MB)" if entry is not None else "requirements.txt"
     lock = entry.lock_text() if entry is not None else ""
+    if entry is not None:
+        _check_pins(requirements, lock, f"{entry.name} {entry.version}")
     size = entry.size_mb * 10**6 if entry is not None else None
     return EnvironmentSpec(find_interpreter(), lock, requirements, label, size)
 
@@ -149,6 +151,28 @@ def _entry(framework: str) -> Framework:
             REASON, f"{framework} needs Python {entry.python}, and Weft runs on {have} here; choose another"
         )
     return entry
+
+
+def _check_pins(requirements: str, lock: str, framework: str) -> None:
+    """Raises FetchFailed for a requirement that excludes the version of the framework's lock."""
+    from packaging.requirements import Requirement  # noqa: PLC0415 - only for jobs with a framework
+    from packaging.utils import canonicalize_name  # noqa: PLC0415 - as above
+
+    pins = {}
+    for line in _constraints(lock).splitlines():
+        pin = Requirement(line)
+        if pin.marker is None or pin.marker.evaluate():
+            pins[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
+    for line in requirements.splitlines():
+        wanted = Requirement(line)
+        version = pins.get(canonicalize_name(wanted.name))
+        applies = wanted.marker is None or wanted.marker.evaluate()
+        if version is not None and applies and not wanted.specifier.contains(version, prereleases=True):
+            raise FetchFailed(
+                REASON,
+                f"the framework {framework} fixes {wanted.name} {version}, and requirements.txt wants "
+                f"{wanted.name}{wanted.specifier}: remove that line, or choose another framework (`weft frameworks`)",
+            )
 
 
 def _requirements(path: Path) -> str:

@@ -37,7 +37,7 @@ def outage_of(error: Exception) -> FetchFailed | None:
     """The failure to report for an error while fetching if it is an outage; None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, NoSpace) or number in FULL:
-        return FetchFailed(Outage.NO_SPACE, "the disk of the machine that it was to run on is full")
+        return FetchFailed(Outage.NO_SPACE, "the disk of the machine that was chosen for it is full")
     if isinstance(error, Unavailable):
         return FetchFailed(Outage.MACHINE_FAULT, error.message)
     if number in AWAY and not isinstance(error, socket.gaierror):

@@ -9,6 +9,7 @@ Data that the learner's user cannot read is copied: the operator has allowed it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -26,6 +27,7 @@ from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
 
 DENIED: Final = "DataStoreDenied"
+NOT_FOUND: Final = "DataNotFound"
 _DIGEST_FILES: Final = 10_000
 """Files whose sizes and times are in the digest; of larger sets only the first so many."""
 
@@ -45,15 +47,16 @@ def fetch_local(
     """
     source = Path(entry.location, entry.path)
     try:
+        _check_allowed(source, source.resolve(), settings)  # first: users must not learn which files exist elsewhere
         real = source.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        if isinstance(error, OSError) and error.errno in AWAY:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in AWAY:
             raise FetchFailed(Outage.DATA_STORE_UNAVAILABLE, f"data at {source} cannot be read: {error}") from error
+        if number == errno.ENOENT:
+            raise FetchFailed(NOT_FOUND, f"there is no file or folder {source}") from error
         raise FetchFailed(DENIED, f"data at {source} cannot be read: {error}") from error
-    allowed = [path.resolve() for path in settings.data_paths]
-    if not any(real.is_relative_to(path) for path in allowed):
-        shown = ", ".join(map(str, settings.data_paths)) or "none"
-        raise FetchFailed(DENIED, f"{source} is not below a folder that the operator allows (WEFT_DATA_PATHS: {shown})")
+    _check_allowed(source, real, settings)
     files = sorted(_list_files(real))
     if assignment.owner is None or _readable(real, files, *assignment.owner):
         target.symlink_to(real)
@@ -61,6 +64,13 @@ def fetch_local(
         progress.report(f"copying {source}")
         _copy(real, target, progress, total=_total(files) if len(files) < _DIGEST_FILES else None)
     return _digest(real, files)
+
+
+def _check_allowed(source: Path, real: Path, settings: HelperSettings) -> None:
+    """Raises FetchFailed if ``real``, to which ``source`` leads, is not below a folder that the operator allows."""
+    if not any(real.is_relative_to(path.resolve()) for path in settings.data_paths):
+        shown = ", ".join(map(str, settings.data_paths)) or "none"
+        raise FetchFailed(DENIED, f"{source} is not below a folder that the operator allows (WEFT_DATA_PATHS: {shown})")
 
 
 def fetch_claim(

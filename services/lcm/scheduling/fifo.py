@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from services.core.domain.status import PendingReason
-from services.lcm.scheduling.placement import Free, Gang, describe_shortage, pieces, place, subtract
+from services.lcm.scheduling.placement import Free, Gang, describe_excess, describe_shortage, pieces, place, subtract
 from services.lcm.scheduling.policy import Decision, Waiter
 
 _SKEW_MS: Final = 5_000
@@ -80,13 +80,12 @@ class FifoWalk:
         """Why the whole cluster cannot hold the gang; None if it can. Computed once for equal gangs."""
         if gang not in self._never_fits:
             fits = place(gang, self._capacity) is not None
-            shortage = "" if fits else describe_shortage(gang, self._capacity).replace(" free", " in all")
-            self._never_fits[gang] = shortage
-        if not (shortage := self._never_fits[gang]):
+            self._never_fits[gang] = "" if fits else describe_excess(gang, self._capacity)
+        if not (excess := self._never_fits[gang]):
             return None
         return (
-            PendingReason.NO_MATCHING_FLAVOR,
-            f"this cluster can never hold it: {shortage}; ask for less, or add machines",
+            PendingReason.TOO_LARGE_FOR_CLUSTER,
+            f"{excess}; request less, or ask the operator for more machines",
         )
 
 

@@ -168,6 +168,20 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     return text + (", not on nodes that could each take a whole learner" if enough else "")
 
 
+def describe_excess(gang: Gang, capacity: Sequence[Free]) -> str:
+    """Says what the gang needs and the whole cluster does not have, for people."""
+    needed, there = _totals([size for _, size, _ in gang.learners]), _totals(capacity)
+    units = ("{} GPUs", "{} CPUs", "{} GB of memory")
+    short = [
+        f"{unit.format(_number(need))}, and this cluster has {_number(has)}"
+        for unit, need, has in zip(units, needed, there, strict=True)
+        if has + _EPSILON < need
+    ]
+    if short:
+        return f"it requests {'; '.join(short)}"
+    return f"{describe_shortage(gang, capacity).replace(' free)', ' in all)')}"
+
+
 def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, float]:
     """(GPUs, CPUs, GB of memory)."""
     return (

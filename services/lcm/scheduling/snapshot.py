@@ -10,7 +10,7 @@ from services.core.domain.sizes import Size
 from services.core.domain.status import PendingReason
 from services.core.ports.cluster import Node
 from services.lcm.scheduling.placement import Gang, Piece, Placed, pieces
-from services.lcm.scheduling.policy import QueueWalk
+from services.lcm.scheduling.policy import Decision, QueueWalk
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,15 @@ class Snapshot:
     """After the last job that it decided for."""
     time_s: float
     """When the reading began, on the boot-time clock."""
+    waiting: Mapping[str, Decision]
+    """By job id, in order: the decisions for jobs that wait."""
 
     def fit(self, gang: Gang) -> Fit:
         """The decision that the dispatcher would take for this gang, behind all jobs that wait."""
         decision = self.walk.preview(gang)
         if decision.placement is not None:
             return Fit("now")
-        never = decision.pending_reason is PendingReason.NO_MATCHING_FLAVOR
+        never = decision.pending_reason is PendingReason.TOO_LARGE_FOR_CLUSTER
         return Fit("never" if never else "later", decision.message)
 
     def usage(self) -> list[NodeUsage]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -93,7 +93,7 @@ class StandIn:
         if self.obeys and container_state(pod, HELPER_CONTAINER, "running") is not None:
             await self._relay_stop(pod)
         log = await self.log(pod, HELPER_CONTAINER)
-        report = _report(pod, log.splitlines())
+        report = _report(pod, log[: log.rfind("\n") + 1].splitlines())  # the last line may be cut off
         uid = pod["metadata"]["uid"]
         if report is not None and self._reports.get(uid) != report:
             self._reports[uid] = report
@@ -129,13 +129,14 @@ class StandIn:
 
 @asynccontextmanager
 async def standing_in(stand_in: StandIn) -> AsyncGenerator[StandIn]:
-    """It relays within the context."""
+    """It relays within the context. Raises what has ended it early: the learners after that look as if they hung."""
     task = asyncio.create_task(stand_in.run())
     try:
         yield stand_in
     finally:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 async def pods_of(api: Api, options: KubernetesOptions, job: str) -> dict[str, Document]:

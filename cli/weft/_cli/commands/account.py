@@ -59,7 +59,7 @@ def logout_command(call: Call, name: str | None) -> None:
     config = read_config()
     name = name or call.profile or config.current
     if not name:
-        raise Unauthenticated("not signed in anywhere")
+        raise Unauthenticated("not signed in anywhere; `weft login URL` signs in")
     if name not in config.profiles:
         raise no_such_profile(name, config)
     write_config(config.without(name))

@@ -318,19 +318,19 @@ def _follow_events(call: Call, id_: str) -> None:
 @click.argument("job", shell_complete=complete_jobs)
 def explain_command(call: Call, job: str) -> None:
     """Explain why a job is in its state, and where the time of its start-up went."""
+    from weft._cli.explanation import explanation, startup_text
     from weft._cli.find import job_id
     from weft._cli.output import emit, width
     from weft._cli.startup import ENDED, timeline
-    from weft._cli.text import one_line, plain, wrapped
 
     answer = call.client.jobs.explain(job_id(call.client, job))
 
     def people(_wide: bool) -> str:
-        lines = [f"{answer['id'] if job == '@last' else job} {answer['summary']}"]
-        lines += [f"  cause: {one_line(answer['cause'])}"] if answer.get("cause") else []
-        lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
         steps = timeline(answer.get("startup") or (), at_rest=answer["status"] in ENDED)
-        lines += ["  start-up:", *(f"    {step}" for step in steps)] if steps else []
-        return wrapped(plain("\n".join(lines)), width(), indent="    ")
+        parts = [
+            explanation(answer, answer["id"] if job == "@last" else job, width()),
+            startup_text(steps, width()),
+        ]
+        return "\n".join(filter(None, parts))
 
     emit(call, answer, people=people, names=[answer["id"]])

@@ -243,7 +243,7 @@ def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> N
 
     platform = find_platform()
     if platform is None:
-        raise Unavailable(f"nothing here can check a spec: {why}")
+        raise Unavailable(f"no platform could check the spec: {why}")
     checked = platform.check_spec(spec.document)
     errors = tuple(FieldError(e["pointer"], e["message"], e.get("hint") or "") for e in checked["errors"])
     if errors:

@@ -26,7 +26,7 @@ def check_broker(broker: Broker) -> str:
     """
     if broker.kind == FOLDER:
         if broker.folder.exists() and not os.access(broker.folder, os.W_OK | os.X_OK):
-            raise InvalidRequest(f"the folder of hints, {broker.folder}, is not ours to write to")
+            raise InvalidRequest(f"the folder of hints, {broker.folder}, cannot be written by this user")
         return f"a folder ({broker.folder})"
     name = f"{broker.kind} ({maybe_sanitize_url(broker.url)})"
     app = make_app(broker)
@@ -36,10 +36,10 @@ def check_broker(broker: Broker) -> str:
             app.amqp.queues[QUEUE].bind(channel).declare()
     except PreconditionFailed:
         raise InvalidRequest(
-            f"{name} has a queue {QUEUE} that is not Weft's, or of another version: remove it, Weft makes its own"
+            f"{name} has a queue {QUEUE} that is not Weft's, or of another version; remove it, and Weft creates its own"
         ) from None
     except _NOT_LET_IN as error:
-        raise InvalidRequest(f"{name} does not let us in: {_reason(error)}") from None
+        raise InvalidRequest(f"{name} refuses the user or password: {_reason(error)}") from None
     except ResponseError as error:  # Redis: read-only, out of memory, something else under our name
         raise InvalidRequest(f"{name} takes no hints: {_reason(error)}") from None
     except (*connection.connection_errors, *connection.channel_errors) as error:

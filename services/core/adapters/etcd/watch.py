@@ -7,7 +7,7 @@ etcd3's own watch ends at a disconnect, and then spins. This one handles:
 * That revision was compacted meanwhile: list again, with ``reset``.
 * etcd lost everything (another cluster id; a lower revision or raft term): list again, with ``reset``. A watch from a
   revision that does not exist yet would otherwise wait in silence until the new etcd has caught up with the old one.
-* etcd is silent (half-open connection, stopped process): after ``silence_s`` request progress, after as long again
+* etcd sends nothing (half-open connection, stopped process): after ``silence_s`` request progress, after as long again
   reconnect. The watch does not resume from the revision in that reply: etcd before 3.5.8 may send it ahead of older
   events.
 * Another program wrote bytes that are no value of ours (no UTF-8, too large): that entry is delivered as malformed, the
@@ -252,7 +252,7 @@ class _Stream:
             if not await self._done(read):
                 await self._write(rpc_pb2.WatchRequest.FromString(_PROGRESS_REQUEST))
                 if not await self._done(read):
-                    raise Unavailable("etcd is silent")
+                    raise Unavailable("etcd sends nothing")
             return read.result()
         finally:
             del read  # see close(): a task whose error refers to this frame would keep the frame alive

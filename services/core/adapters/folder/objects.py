@@ -240,7 +240,7 @@ class _Writer:
                 continue  # the folder was removed meanwhile, because its last object was deleted
             else:
                 return
-        raise Unavailable(f"{self._key} could not be stored: its folder is removed again and again; try again")
+        raise Unavailable(f"{self._key} could not be stored: its folder is removed repeatedly; try again")
 
 
 async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -176,6 +176,7 @@ watch() {
     trap 'is_ending=1' TERM  # the kubelet ends the pod
     trap 'is_over=1' USR1    # the command has ended
     is_ending='' is_over='' last_mark='' deadline=$NEVER copied_out=0 copied_err=0 turn=0
+    kill -0 "$pid" 2> /dev/null || is_over=1 # it has ended before the trap was set
     while [ -z "$is_over" ]; do
         if read_stop && [ "$mark" != "$last_mark" ]; then
             last_mark=$mark
@@ -247,6 +248,7 @@ if command -v setsid > /dev/null; then own_session=setsid; fi
 pid=$!
 group=$pid
 [ -z "$own_session" ] || group=-$pid
+trap '' USR1 # Before its trap is set, the signal would kill the watcher, and the output would not be copied.
 watch &
 watcher=$!
 trap 'kill -s TERM "$watcher" 2> /dev/null' TERM

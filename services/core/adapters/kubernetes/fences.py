@@ -83,7 +83,7 @@ class Fences:
             value = json.dumps({"highest": [attempt, term], "sealed": list(sealed), "schema": 1})
             if await self._status.put_if(fence_key(job), value, mod_revision=fence.revision) is not None:
                 return
-        raise Unavailable(f"the fence of job {job} changes all the time")
+        raise Unavailable(f"the fence of job {job} keeps changing; try again")
 
     async def _read(self, job: str) -> _Fence:
         return _Fence.of(await self._status.get(fence_key(job)))

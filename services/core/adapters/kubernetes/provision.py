@@ -54,7 +54,7 @@ class Provision:
             except StaleRevision:
                 continue  # mostly the scheduler or a kubelet, which write the status of the same pods: look again
             return
-        raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} change all the time")
+        raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} keep changing; try again")
 
     async def _reserve(self, plan: AttemptPlan) -> None:
         """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
@@ -142,7 +142,7 @@ class Provision:
                 return await self._raise_term(await self._owner(plan), plan)
             except (StaleRevision, InvalidRequest):
                 continue  # it was changed or removed meanwhile
-        raise Unavailable("the attempt's owner object changes all the time")
+        raise Unavailable("the attempt's owner object keeps changing; try again")
 
     async def _owner(self, plan: AttemptPlan) -> Document:
         """Raises InvalidRequest without one, StaleFence if a later term has it, Unavailable while it is removed."""

@@ -123,7 +123,7 @@ class Removal:
             except StaleRevision:
                 continue
             return wanted
-        raise Unavailable(f"the owner object of job {job} changes all the time")
+        raise Unavailable(f"the owner object of job {job} keeps changing; try again")
 
     async def _record_removal(self, namespace: str, job: str, attempt: int, present: Sequence[Document]) -> None:
         """Writes into the owner that a stop deletes these pods, before it does."""
@@ -143,7 +143,7 @@ class Removal:
             except StaleRevision:
                 continue
             return
-        raise Unavailable(f"the owner object of job {job} changes all the time")
+        raise Unavailable(f"the owner object of job {job} keeps changing; try again")
 
     async def _mark_pod(self, pod: Document, mark: StopMark) -> None:
         """Marks a pod that has not started, so that it is never activated, and removes it if it was activated."""
@@ -165,7 +165,7 @@ class Removal:
                     return  # its helper gets the stop
                 continue
             return
-        raise Unavailable(f"the pod {pod['metadata']['name']} changes all the time")
+        raise Unavailable(f"the pod {pod['metadata']['name']} keeps changing; try again")
 
     # --- a helper that does not obey ------------------------------------------------
 

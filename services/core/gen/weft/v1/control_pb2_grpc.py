@@ -135,8 +135,8 @@ class QueueServicer:
     """
 
     def Explain(self, request, context):
-        """The last round's decisions for waiting jobs. Empty from a process that does not lead. The cost of a question
-        about some jobs does not depend on the length of the queue.
+        """The decisions for waiting jobs: those of the last round, or, from a process that does not lead, of a snapshot as
+        for Fit. The cost of a question about some jobs does not depend on the length of the queue while it leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

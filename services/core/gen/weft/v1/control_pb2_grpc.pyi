@@ -67,8 +67,8 @@ class QueueStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> QueueAsyncStub: ...
     Explain: _grpc.UnaryUnaryMultiCallable[_control_pb2.ExplainRequest, _control_pb2.ExplainReply]
-    """The last round's decisions for waiting jobs. Empty from a process that does not lead. The cost of a question
-    about some jobs does not depend on the length of the queue.
+    """The decisions for waiting jobs: those of the last round, or, from a process that does not lead, of a snapshot as
+    for Fit. The cost of a question about some jobs does not depend on the length of the queue while it leads.
     """
     Fit: _grpc.UnaryUnaryMultiCallable[_control_pb2.FitRequest, _control_pb2.FitReply]
     """Whether a job would be admitted if it were submitted now. Processes that do not lead answer, too.
@@ -85,8 +85,8 @@ class QueueAsyncStub(QueueStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Explain: _aio.UnaryUnaryMultiCallable[_control_pb2.ExplainRequest, _control_pb2.ExplainReply]  # type: ignore[assignment]
-    """The last round's decisions for waiting jobs. Empty from a process that does not lead. The cost of a question
-    about some jobs does not depend on the length of the queue.
+    """The decisions for waiting jobs: those of the last round, or, from a process that does not lead, of a snapshot as
+    for Fit. The cost of a question about some jobs does not depend on the length of the queue while it leads.
     """
     Fit: _aio.UnaryUnaryMultiCallable[_control_pb2.FitRequest, _control_pb2.FitReply]  # type: ignore[assignment]
     """Whether a job would be admitted if it were submitted now. Processes that do not lead answer, too.
@@ -106,8 +106,8 @@ class QueueServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.ExplainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ExplainReply, _abc.Awaitable[_control_pb2.ExplainReply]]:
-        """The last round's decisions for waiting jobs. Empty from a process that does not lead. The cost of a question
-        about some jobs does not depend on the length of the queue.
+        """The decisions for waiting jobs: those of the last round, or, from a process that does not lead, of a snapshot as
+        for Fit. The cost of a question about some jobs does not depend on the length of the queue while it leads.
         """
 
     @_abc_1.abstractmethod

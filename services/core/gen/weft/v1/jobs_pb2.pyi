@@ -966,7 +966,7 @@ class Job(_message.Message):
     message: _builtins.str
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
-    """Why it waits: WaitingForCapacity, WaitingInQueue, NoMatchingFlavor, BackOff, Releasing,
+    """Why it waits: WaitingForCapacity, WaitingInQueue, TooLargeForCluster, BackOff, Releasing,
     WaitingForDisk, PlatformStopping or Misconfigured; else empty.
     """
     pending_message: _builtins.str

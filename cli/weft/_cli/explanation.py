@@ -1,0 +1,27 @@
+"""What `weft explain` prints: the state in a sentence, the cause, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft._cli.text import one_line, plain, wrapped
+
+_INDENT = "    "
+
+
+def explanation(answer: Mapping[str, Any], name: str, columns: int) -> str:
+    """The answer in lines of at most ``columns`` characters. ``name``: of the job, as the user typed it."""
+    lines = [f"{name} {answer['summary']}"]
+    lines += [f"  cause: {one_line(answer['cause'])}"] if answer.get("cause") else []
+    lines += [f"  - {hint}" for hint in answer.get("hints") or ()]
+    return wrapped(plain("\n".join(lines)), columns, indent=_INDENT)
+
+
+def startup_text(steps: list[str], columns: int) -> str:
+    """The lines of the start-up under their title; empty without steps."""
+    return (
+        wrapped("\n".join(["  start-up:", *(f"{_INDENT}{step}" for step in steps)]), columns, indent=_INDENT)
+        if steps
+        else ""
+    )
