@@ -261,11 +261,11 @@ def test_framework_runs_in_its_image_and_a_job_that_has_none_is_refused_at_the_s
     end_command(testbed_cluster, pod)
     assert job.wait(HANG_S).status == "COMPLETED", job.message
 
-    with pytest.raises(InvalidSpec, match="no image of jax 0.10") as refused:
+    with pytest.raises(InvalidSpec, match=r"no image of jax 0\.10") as refused:
         client.jobs.submit(spec("true", framework="jax"))
     assert [error.pointer for error in refused.value.errors] == ["/framework"]
     (tmp_path / "requirements.txt").write_text("numpy\n")
-    with pytest.raises(InvalidSpec, match="requirements.txt is not installed on this cluster") as refused:
+    with pytest.raises(InvalidSpec, match=r"requirements\.txt is not installed on this cluster") as refused:
         client.jobs.submit(spec("true"), code=tmp_path)
     assert [error.pointer for error in refused.value.errors] == ["/code"]
 

@@ -90,7 +90,7 @@ def manifests_text(*, namespace: str, one_account: bool, helper_image: str, regi
     helper's image where the settings name none. ``registry``: that of the library's images in the same case.
     """
     kubernetes = KubernetesSettings()
-    if kubernetes.framework_registry is None:
+    if kubernetes.framework_registry is None and registry:
         kubernetes = kubernetes.model_copy(update={"framework_registry": registry})
     accounts = Accounts.of(kubernetes.installation, namespace, one_account=one_account)
     return manifests(_options(kubernetes, kubernetes.helper_image or helper_image), accounts)
