@@ -23,6 +23,7 @@ BENCHMARKS = {
     "k8s_gang": "400 gangs x 8 -> all bound on 500 simulated nodes, beside the same (as root)",
     "helm_install": "the chart: install to first job trained, cold starts of services in pods (as root)",
     "dashboard": "the dashboard in Chromium: first row of many jobs, a long curve, many open pages",
+    "checkpoints": "what storing checkpoints in the background costs a training",
     "overhead": "a training run on the platform against the same bare processes",
 }
 

@@ -18,7 +18,7 @@ from typing import Final
 from services.core.domain.codec import load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import LearnerStatus
-from services.core.domain.status_keys import JOBS, parse_job_key
+from services.core.domain.status_keys import JOBS, job_prefix, parse_job_key
 from services.core.ports.status_store import Change, StatusStore
 from services.core.runtime.quarantine import STATUS, Quarantine
 
@@ -60,9 +60,9 @@ class LearnerView:
         """Ids of jobs that are known here and are not among these."""
         return frozenset(self._jobs) - frozenset(job_ids)
 
-    async def follow(self, status: StatusStore) -> None:
-        """Applies changes until cancelled."""
-        async with aclosing(status.watch(JOBS)) as changes:
+    async def follow(self, status: StatusStore, job_id: str = "") -> None:
+        """Applies changes until cancelled. ``job_id``: those of this job only."""
+        async with aclosing(status.watch(job_prefix(job_id) if job_id else JOBS)) as changes:
             async for change in changes:
                 self.apply(change)
 

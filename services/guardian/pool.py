@@ -1,5 +1,7 @@
 """Many Guardians in one process, each an asyncio task. All keys of the process hang on its one lease.
 
+A pool of one job (``guarded_job``) is the same with that job alone, in a process of its own.
+
 A hint starts a Guardian, or its next reconcile, at once. A sweep over all jobs that hold hardware finds what hints have
 missed: admitted jobs without a Guardian, jobs of dead processes, changes of the desired state. A failure of one job's
 Guardian is logged, and the Guardian is started again with back-off; other jobs are not affected.
@@ -8,7 +10,7 @@ Guardian is logged, and the Guardian is started again with back-off; other jobs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -72,6 +74,8 @@ class Pool:
         self._nudged: set[str] = set()
         self._wake = asyncio.Event()
         self._next_sweep_s = 0.0
+        self._over = False
+        """The one job of ``guarded_job`` holds nothing any more."""
         self._unknown_jobs: frozenset[str] = frozenset()
         """Jobs in the view that held nothing at the last sweep."""
         self.view = LearnerView(self.request_reconcile, quarantine)
@@ -84,6 +88,8 @@ class Pool:
 
     def nudge(self, job_id: str) -> None:
         """A hint: the job was admitted, or its desired state has changed."""
+        if not self._guards(job_id):
+            return
         if job_id in self._guardians:
             self.request_reconcile(job_id)
         else:
@@ -91,14 +97,17 @@ class Pool:
             self._wake.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Runs Guardians until ``stopping`` is set; then cancels them and leaves their jobs as they are."""
+        """Runs Guardians until ``stopping`` is set; then cancels them and leaves their jobs as they are.
+
+        A pool of one job also returns when that job holds nothing.
+        """
         background = [
             asyncio.create_task(self._repeat(self._follow_learners)),
             asyncio.create_task(self._repeat(self._watch_cluster)),
             asyncio.create_task(self._repeat(self._watch_members)),
         ]
         try:
-            while not stopping.is_set():
+            while not stopping.is_set() and not self._over:
                 self._wake.clear()
                 await self._sweep_or_start_nudged()
                 await self._pause(stopping)
@@ -138,7 +147,7 @@ class Pool:
             await self._ports.clock.sleep(_RESTART_S)
 
     async def _follow_learners(self) -> None:
-        await self.view.follow(self._ports.status)
+        await self.view.follow(self._ports.status, self._settings.guarded_job)
 
     async def _watch_cluster(self) -> None:
         async for job_id in self._ports.cluster.watch():
@@ -158,7 +167,7 @@ class Pool:
         """Reads every job that holds hardware: reconciles what changed, claims jobs without a Guardian."""
         holding: set[str] = set()
         unguarded: list[Job] = []
-        async for job in all_jobs(self._ports.jobs, JobQuery(holding=True, deleted=True)):
+        async for job in self._holding():
             holding.add(job.id)
             guardian = self._guardians.get(job.id)
             if guardian is None:
@@ -166,9 +175,24 @@ class Pool:
             elif guardian.generation != job.generation or guardian.claim.nonce != job.guardian.nonce:
                 guardian.request_reconcile()
         self._forget_released(holding)
+        self._over = bool(self._settings.guarded_job) and not holding and not self._guardians
         # Jobs that are partly provisioned or partly stopped hold hardware without using it: they go first.
         unguarded.sort(key=lambda job: (job.attempt.committed and job.verdict is None, job.id))
         await self._take_over(unguarded)
+
+    def _guards(self, job_id: str) -> bool:
+        """True unless this is the pool of another job."""
+        return self._settings.guarded_job in {"", job_id}
+
+    async def _holding(self) -> AsyncIterator[Job]:
+        """The jobs of this pool that hold hardware."""
+        if not self._settings.guarded_job:
+            async for job in all_jobs(self._ports.jobs, JobQuery(holding=True, deleted=True)):
+                yield job
+            return
+        own = await self._ports.jobs.get(self._settings.guarded_job)
+        if own is not None and own.holds:
+            yield own
 
     async def _start_nudged(self) -> None:
         nudged, self._nudged = self._nudged, set()

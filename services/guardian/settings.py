@@ -9,6 +9,11 @@ from services.core.runtime.settings import Settings
 
 class GuardianSettings(Settings):
     max_guardians: int = Field(default=2_000, gt=0, description="The most Guardians in one process.")
+    guarded_job: str = Field(
+        default="",
+        description="Id of the one job that this process guards; it ends when the job is released. Default: it guards "
+        "every job, as one of a pool. Set by the lcm (`WEFT_KUBERNETES_GUARDIAN_LAUNCHER`).",
+    )
     provision_timeout_s: float = Field(
         default=600,
         gt=0,

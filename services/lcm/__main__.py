@@ -21,6 +21,7 @@ from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
 from services.lcm.erasure import Eraser
+from services.lcm.guardian_jobs import GuardianJobs
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.rpc import Control, Queue
 from services.lcm.settings import LcmSettings
@@ -70,6 +71,9 @@ async def main(service: Service) -> None:
         background.find_unreadable,
     )
     tasks = [asyncio.create_task(loop()) for loop in loops]
+    if ports.launcher is not None:
+        guardians = GuardianJobs(ports.jobs, ports.launcher, instrumentation)
+        tasks.append(asyncio.create_task(background.keep_guardians(guardians)))
     tasks += [asyncio.create_task(loop(eraser)) for loop in (background.erase, background.mark_unnamed_code)]
     try:
         await dispatcher.run(service.stopping)

@@ -15,6 +15,7 @@ from services.core.runtime.edges import log_unexpected
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
 from services.lcm.erasure import Eraser
+from services.lcm.guardian_jobs import GuardianJobs
 from services.lcm.history import copy_histories
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
@@ -40,6 +41,15 @@ class BackgroundTasks:
     async def collect(self) -> None:
         """Removes leftovers every ``collect_s`` while this process leads."""
         await self._repeat(self._settings.collect_s, self._collect)
+
+    async def keep_guardians(self, guardians: GuardianJobs) -> None:
+        """Keeps a Guardian for each job that holds hardware every ``sweep_s``, while this process leads."""
+
+        async def keep_guardians() -> None:
+            if self._dispatcher.term:
+                await guardians.reconcile(self._dispatcher.term)
+
+        await self._repeat(self._settings.sweep_s, keep_guardians)
 
     async def find_unreadable(self) -> None:
         """Reads all documents in turns: up to ``_PAGES`` pages, one each ``sweep_s``, then a pause of ``quarantine_s``.

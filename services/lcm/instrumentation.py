@@ -43,6 +43,11 @@ class Instrumentation:
             "weft_lcm_collected", "Jobs whose leftovers were removed.", ("where",), registry=registry
         )
 
+        self.guardians = Counter(
+            "weft_lcm_guardians", "Guardians with a Kubernetes Job of their own, by what was done.", ("action",),
+            registry=registry,
+        )  # fmt: skip
+
     def admitted(self, gang: Gang) -> None:
         """Counts one more gang."""
         self._admitted.labels(gang.framework).inc()

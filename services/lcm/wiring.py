@@ -9,6 +9,7 @@ from services.core.bootstrap import wiring as core
 from services.core.failpoints.ports import at_failpoint, at_failpoints
 from services.core.ports.clock import Clock
 from services.core.ports.cluster import Cluster
+from services.core.ports.guardian_launcher import GuardianLauncher
 from services.core.ports.hints import Hints
 from services.core.ports.job_store import JobStore
 from services.core.ports.status_store import StatusStore
@@ -24,8 +25,12 @@ class LcmPorts:
     cluster: Cluster
     hints: Hints
     clock: Clock
+    launcher: GuardianLauncher | None = None
+    """None: a pool guards all jobs."""
 
     async def close(self) -> None:
+        if self.launcher is not None:
+            await self.launcher.close()
         await self.hints.close()
         await self.cluster.close()
         await self.status.close()
@@ -62,5 +67,6 @@ async def connect(settings: LcmSettings) -> tuple[LcmPorts, Guard]:
         cluster=core.cluster(settings, identity, status),
         hints=core.direct_hints(settings, identity),
         clock=core.clock(),
+        launcher=core.guardian_launcher(settings),
     )
     return at_failpoints(ports, "lcm"), await core.guard(settings, identity)

@@ -43,8 +43,8 @@ def settings_of_cluster(flags: Mapping[str, str]) -> dict[str, str]:
         variables["WEFT_ADVERTISE"] = flags["advertise"]
     if flags.get("registry") or not os.environ.get("WEFT_KUBERNETES_HELPER_IMAGE"):
         variables["WEFT_KUBERNETES_HELPER_IMAGE"] = image("helper", flags.get("registry", ""))
-        if flags.get("registry") or "WEFT_KUBERNETES_FRAMEWORK_REGISTRY" not in os.environ:
-            variables["WEFT_KUBERNETES_FRAMEWORK_REGISTRY"] = flags.get("registry", "")
+    if flags.get("registry"):  # never a name without a registry by default: nodes would look for it in a public one
+        variables["WEFT_KUBERNETES_FRAMEWORK_REGISTRY"] = flags["registry"]
     return variables
 
 

@@ -29,6 +29,7 @@ _TEST_BED_ONLY = (
     "test_testbed.py",
     "test_cluster_port.py",
     "test_failures.py",
+    "test_guardian_jobs.py",
     "test_crash_points.py",
     "test_life_in_pods.py",
     "test_overload.py",

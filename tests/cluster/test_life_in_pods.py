@@ -33,7 +33,7 @@ from tests.testbed.kubernetes.platform_in_pods import load_helper_image, objects
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
-from weft import Client
+from weft import Client, InvalidSpec
 from weft._job import Job
 from weft._records import HistoryEvent
 
@@ -85,8 +85,9 @@ def weft_up(
 ) -> Iterator[Platform]:
     kubeconfig = api_faults.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig")
     accounts = {f"WEFT_KUBERNETES_{name}_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up" for name in ("LCM", "GUARDIAN")}
+    images = {"WEFT_KUBERNETES_FRAMEWORK_IMAGES": json.dumps({"python-3.11": helper_image})}
     with platform_in_pods(
-        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings=accounts
+        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings={**accounts, **images}
     ) as running:
         yield running
 
@@ -344,6 +345,30 @@ def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Cl
     job = client.jobs.submit(spec("exit 7")).wait(HANG_S)
     assert (job.status, job.reason) == ("FAILED", "ExitCode")
     assert "code 7" in job.message
+
+
+def test_framework_runs_in_its_image_and_a_job_that_has_none_is_refused_at_the_submit(
+    client: Client, testbed_cluster: Cluster, helper_image: str, tmp_path: Path
+) -> None:
+    listed = {entry["name"]: entry["image"] for entry in client.frameworks()}
+    assert (listed["python"], listed["jax"]) == (helper_image, "")
+    command = (
+        "python3 -c 'import sys; print(sys.version_info[:2])'; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done"
+    )
+    job = client.jobs.submit(spec(command, framework="python:3.11"))
+    eventually(lambda: lines(job) == ["(3, 11)"])
+    (pod,) = pods(testbed_cluster, job)
+    assert [container["image"] for container in pod["spec"]["containers"]] == [helper_image]
+    end_command(testbed_cluster, pod)
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+
+    with pytest.raises(InvalidSpec, match=r"no image of jax 0\.10") as refused:
+        client.jobs.submit(spec("true", framework="jax"))
+    assert [error.pointer for error in refused.value.errors] == ["/framework"]
+    (tmp_path / "requirements.txt").write_text("numpy\n")
+    with pytest.raises(InvalidSpec, match=r"requirements\.txt is not installed on this cluster") as refused:
+        client.jobs.submit(spec("true"), code=tmp_path)
+    assert [error.pointer for error in refused.value.errors] == ["/code"]
 
 
 def test_results_are_complete_although_the_helper_is_killed_at_any_of_its_steps(

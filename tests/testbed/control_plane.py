@@ -22,6 +22,7 @@ from services.core.domain.job import set_desired as with_desired
 from services.core.domain.sizes import SIZES
 from services.core.domain.status import Desired, Status
 from services.core.ports.cluster import Node
+from services.core.ports.guardian_launcher import GuardianLauncher
 from services.core.ports.status_store import Lease
 from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
@@ -33,6 +34,7 @@ from services.guardian.settings import GuardianSettings
 from services.lcm.background import BackgroundTasks
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
+from services.lcm.guardian_jobs import GuardianJobs
 from services.lcm.instrumentation import Instrumentation as LcmInstrumentation
 from services.lcm.settings import LcmSettings
 from services.lcm.wiring import LcmPorts
@@ -168,7 +170,15 @@ class ControlPlane:
 
         return await self._start(wire, membership, [pool.run], on_hint, pool)
 
-    async def start_lcm(self, wire: Tripwire | None = None, *, place: str = "one", **settings: Any) -> Process:
+    async def start_lcm(
+        self,
+        wire: Tripwire | None = None,
+        *,
+        place: str = "one",
+        launcher: GuardianLauncher | None = None,
+        **settings: Any,
+    ) -> Process:
+        """``launcher``: starts a Guardian for each job; None: start a pool."""
         wire, chosen = wire or Tripwire(), LcmSettings(home=self.home / place, **{**self.lcm, **settings})
         ports = LcmPorts(
             jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
@@ -205,6 +215,9 @@ class ControlPlane:
             background.find_unreadable,
         )
         work = [dispatcher.run, *(_until_stopping(loop) for loop in loops)]
+        if launcher is not None:
+            guardians = GuardianJobs(ports.jobs, wire.wrap(launcher, "launcher"), instrumentation)
+            work.append(_until_stopping(lambda: background.keep_guardians(guardians)))
         return await self._start(wire, membership, work, on_hint, dispatcher)
 
     async def _start(

@@ -21,6 +21,7 @@ from services.core.domain.tokens import LearnerIdentity
 from services.core.frameworks.images import LibraryImages
 from services.core.ports.object_urls import ObjectRequest
 from services.core.runtime.settings import Settings
+from services.local.pods import settings_of_cluster
 from tests.testbed.identities import identity
 from tests.testbed.memory.status_store import MemoryStatusStore
 
@@ -55,6 +56,14 @@ def test_library_images_are_known_to_services_that_have_settings_of_the_cluster(
     monkeypatch.setenv("WEFT_KUBERNETES_FRAMEWORK_IMAGES", '{"jax-0.10": "mine/jax:1"}')
     assert library_images(in_pods) == LibraryImages(registry="registry.example/team", named={"jax-0.10": "mine/jax:1"})
     assert library_images(Settings(home=tmp_path)) is None
+
+
+def test_library_images_come_from_the_registry_of_weft_up_and_without_one_from_none(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").touch()
+    flags = {"kind": "kubernetes", "kubeconfig": str(tmp_path / "kubeconfig")}
+    assert "WEFT_KUBERNETES_FRAMEWORK_REGISTRY" not in settings_of_cluster(flags)
+    named = settings_of_cluster({**flags, "registry": "registry.example/team"})
+    assert named["WEFT_KUBERNETES_FRAMEWORK_REGISTRY"] == "registry.example/team"
 
 
 LEARNER = LearnerIdentity(job="j1", tenant="acme", attempt=2, role="worker", rank=3, name="worker-3")

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
+from services.core.adapters.kubernetes.guardian_jobs import KubernetesGuardianJobs, read_template
 from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.probe import Check, probe
 from services.core.domain.errors import InvalidRequest
 from services.core.frameworks.images import LibraryImages
+from services.core.ports.guardian_launcher import GuardianLauncher
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.kubernetes_settings import KubernetesSettings
 from services.core.runtime.settings import Settings
@@ -33,6 +35,27 @@ def kubernetes_cluster(settings: Settings, status: StatusStore) -> KubernetesClu
         authority=authority.read_text() if authority is not None else "",
     )
     return KubernetesCluster(Api(kubernetes.kubeconfig, kubernetes.context), options, status)
+
+
+def guardian_launcher(settings: Settings) -> GuardianLauncher | None:
+    """What starts a Guardian for each job; None if a pool guards them all.
+
+    Raises InvalidRequest for settings that are missing or wrong. Does no network I/O.
+    """
+    kubernetes = KubernetesSettings()
+    if kubernetes.guardian_launcher == "pool":
+        return None
+    if settings.cluster != "kubernetes":
+        raise InvalidRequest("WEFT_KUBERNETES_GUARDIAN_LAUNCHER=job needs WEFT_CLUSTER=kubernetes")
+    if kubernetes.guardian_template is None or not kubernetes.guardian_namespace:
+        needed = "WEFT_KUBERNETES_GUARDIAN_TEMPLATE and WEFT_KUBERNETES_GUARDIAN_NAMESPACE"
+        raise InvalidRequest(f"WEFT_KUBERNETES_GUARDIAN_LAUNCHER=job needs {needed}")
+    return KubernetesGuardianJobs(
+        Api(kubernetes.kubeconfig, kubernetes.context),
+        read_template(kubernetes.guardian_template),
+        namespace=kubernetes.guardian_namespace,
+        installation=kubernetes.installation,
+    )
 
 
 def library_images(settings: Settings) -> LibraryImages | None:
@@ -68,7 +91,7 @@ def manifests_text(*, namespace: str, one_account: bool, helper_image: str, regi
     there are only those that the settings name.
     """
     kubernetes = KubernetesSettings()
-    if kubernetes.framework_registry is None:
+    if kubernetes.framework_registry is None and registry:
         kubernetes = kubernetes.model_copy(update={"framework_registry": registry})
     accounts = Accounts.of(kubernetes.installation, namespace, one_account=one_account)
     return manifests(_options(kubernetes, kubernetes.helper_image or helper_image), accounts)
@@ -86,6 +109,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         pull_secret=_pull_secret(kubernetes.pull_secret_file),
         lcm_account=kubernetes.lcm_account,
         guardian_account=kubernetes.guardian_account,
+        guardian_namespace=kubernetes.guardian_namespace if kubernetes.guardian_launcher == "job" else "",
         entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
         addresses={},
         gang=None if kubernetes.gang == "auto" else GangMethod(kubernetes.gang),

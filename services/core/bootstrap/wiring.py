@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from services.core.bootstrap.operations_access import OperationsAccess
     from services.core.ports.clock import Clock
     from services.core.ports.cluster import Cluster
+    from services.core.ports.guardian_launcher import GuardianLauncher
     from services.core.ports.hints import Hints
     from services.core.ports.job_store import JobStore
     from services.core.ports.object_store import ObjectStore
@@ -217,6 +218,18 @@ def cluster(settings: Settings, identity: Identity, status: StatusStore) -> Clus
     from services.core.adapters.local.cluster import LocalCluster
 
     return LocalCluster(settings.installation.address("node"), identity.credential("node"))
+
+
+def guardian_launcher(settings: Settings) -> GuardianLauncher | None:
+    """Returns what starts a Guardian for each job; None if a pool guards them all.
+
+    Raises InvalidRequest for settings that are missing or wrong.
+    """
+    if settings.cluster != "kubernetes":
+        return None
+    from services.core.bootstrap import kubernetes
+
+    return kubernetes.guardian_launcher(settings)
 
 
 def learner_overhead(settings: Settings) -> Size:

@@ -79,6 +79,19 @@ class KubernetesSettings(BaseSettings):
         description="Service account of the guardian, namespace/name: the lcm gives it its rights in each tenant's "
         "namespace.",
     )
+    guardian_launcher: Literal["pool", "job"] = Field(
+        default="pool",
+        description="pool: guardian processes share all jobs. job: the lcm gives each job a Guardian in a Kubernetes "
+        "Job of its own; then run no pool.",
+    )
+    guardian_template: Path | None = Field(
+        default=None,
+        description="File with the pod template ({metadata, spec}, YAML) of `guardian_launcher` job: that of a "
+        "guardian. Required there.",
+    )
+    guardian_namespace: str = Field(
+        default="", description="Namespace of the Jobs of `guardian_launcher` job. Required there."
+    )
     gang: Literal["auto", "native", "gates"] = Field(
         default="auto",
         description="How all pods of a job are placed, or none. native: the cluster's PodGroup "

@@ -341,6 +341,7 @@ COLLECTIONS: Final[Mapping[str, tuple[str, str]]] = {
     "LimitRange": ("v1", "limitranges"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Job": ("batch/v1", "jobs"),
     "PodGroup": ("scheduling.k8s.io/v1alpha2", "podgroups"),
 }
 """Kind -> (group and version, name of the collection)."""

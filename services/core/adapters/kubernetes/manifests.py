@@ -20,6 +20,8 @@ from services.core.domain.errors import InvalidRequest
 
 RIGHTS: Final = "rights.yaml"
 POLICIES: Final = "policies.yaml"
+GUARDIAN_JOBS: Final = "guardian_jobs.yaml"
+"""Only where each job has a Guardian in a Kubernetes Job of its own."""
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 _SAFE: Final = re.compile(r"[A-Za-z0-9._:/@ \[\]\",-]*")
 """Values are text within YAML and within strings of CEL. None needs quotes or backslashes of its own."""
@@ -50,6 +52,7 @@ def values(options: KubernetesOptions, accounts: Accounts) -> dict[str, str]:
         "lcm_account": accounts.lcm,
         "guardian_account": accounts.guardian,
         "services_account": accounts.services,
+        "guardian_namespace": options.guardian_namespace,
         "installation": options.installation,
         "prefix": options.namespace_prefix,
         "helper": _repository(options.helper_image),
@@ -90,7 +93,8 @@ def text(name: str, filled: Mapping[str, str]) -> str:
 def manifests(options: KubernetesOptions, accounts: Accounts) -> str:
     """All of it, as the YAML that ``kubectl apply -f -`` reads."""
     filled = values(options, accounts)
-    return "---\n".join(text(name, filled) for name in (RIGHTS, POLICIES))
+    names = (RIGHTS, POLICIES, GUARDIAN_JOBS) if options.guardian_namespace else (RIGHTS, POLICIES)
+    return "---\n".join(text(name, filled) for name in names)
 
 
 def documents(options: KubernetesOptions, accounts: Accounts) -> list[dict[str, Any]]:

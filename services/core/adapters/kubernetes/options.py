@@ -41,6 +41,8 @@ class KubernetesOptions:
     """``namespace/name`` of the lcm's service account; empty: its rights are not Weft's to give."""
     guardian_account: str = ""
     """The same of the guardian's."""
+    guardian_namespace: str = ""
+    """Where each job has a Guardian in a Kubernetes Job of its own; empty: a pool guards all jobs."""
     installation: str = "weft"
     """Label of everything that this installation makes. Two installations on one cluster have different ones."""
     namespace_prefix: str = "weft-"
