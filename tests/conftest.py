@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sys
+from collections.abc import Generator
 
 import hypothesis
 import pytest
@@ -33,3 +35,13 @@ def pytest_configure() -> None:
     # asking makes one, which nobody closes (pytest-asyncio's issue 724). Saying that there
     # is none keeps it from being made; a test that leaks a loop still fails.
     asyncio.set_event_loop(None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows what its platform did with its jobs: it may not fail again when it is looked into."""
+    report = yield
+    platforms = sys.modules.get("tests.testbed.platform")
+    if report.failed and platforms is not None:
+        report.sections += [("jobs of the platform", running.histories()) for running in platforms.RUNNING]
+    return report

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from services.core.runtime.address import TLS
 from services.core.runtime.home import Home
@@ -21,6 +22,10 @@ from services.local.commands import PLATFORM
 from services.local.layout import FOR_USERS, INNER, SUPERVISOR, with_certificate
 from tests.testbed.server import free_port, own_numbers
 from tests.waiting import HANG_S
+from weft import Client, WeftError
+
+RUNNING: Final[list[Platform]] = []
+"""Of this process, for the report of a test that failed."""
 
 
 class Platform:
@@ -50,6 +55,18 @@ class Platform:
 
     def down(self) -> None:
         PLATFORM.down(str(self.home.root), now=True, report=lambda _: None)
+
+    def histories(self, limit: int = 8) -> str:
+        """The histories of the jobs submitted last, for the report of a test that failed."""
+        lines = []
+        with suppress(WeftError), Client(self.url, self.key, on_wait=_give_up) as client:
+            for job in client.jobs.list(limit=limit):
+                lines.append(f"{job.id} {job.name}: {job.status}, attempt {job.attempt}")
+                lines += [
+                    f"  {event.time:%T.%f} {event.actor}: {event.to} {event.attempt} {event.reason} {event.message}"
+                    for event in job.history()
+                ]
+        return "\n".join(lines)
 
     def process(self, service: str) -> ProcessIdentity:
         process = read_live_process(self.home / "run" / f"{service}.json")
@@ -112,6 +129,10 @@ class Platform:
         return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
 
 
+def _give_up(error: WeftError) -> None:
+    raise error
+
+
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Generator[None]:
     before = {name: os.environ.get(name) for name in values}
@@ -140,9 +161,14 @@ def empty_platform(environment: Mapping[str, str] | None = None) -> Generator[Pl
     root = Path(tempfile.mkdtemp(prefix="weft-test-"))
     root.chmod(0o755)
     running = Platform(root / "home", environment or {})
+    RUNNING.append(running)
     try:
         yield running
+    except BaseException as error:
+        error.add_note(running.histories())
+        raise
     finally:
+        RUNNING.remove(running)
         running.down()
         # Trees that learners have made may be too deep for Python's own removal.
         subprocess.run(["rm", "-rf", str(root)], check=True)
