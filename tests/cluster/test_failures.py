@@ -56,11 +56,11 @@ class Webhook(Api):
         super().__init__(machines.kubeconfig)
         self._alter = alter
 
-    async def create(self, path: str, document: Document, query: Mapping[str, str] | None = None) -> Document:
+    async def create(self, path: str, document: Document) -> Document:
         if document["kind"] == "Pod":
             document = json.loads(json.dumps(document))
             self._alter(document)
-        return await super().create(path, document, query)
+        return await super().create(path, document)
 
 
 @dataclass(frozen=True)
