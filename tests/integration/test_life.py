@@ -16,6 +16,7 @@ from services.core.domain.status import Phase
 from services.core.domain.status_keys import learner_key
 from services.local.commands import PLATFORM
 from tests.testbed.platform import Platform
+from tests.testbed.second import Second
 from tests.waiting import HANG_S, eventually, tries_within, until
 from weft import Client, Conflict
 from weft._job import Job
@@ -46,6 +47,20 @@ def test_a_job_goes_through_every_status_once_and_leaves_its_result(client: Clie
     assert {(line.stream, line.text) for line in job.logs()} == {("stdout", "out 1"), ("stderr", "err")}
     job.download(tmp_path)
     assert [path.read_text() for path in tmp_path.rglob("answer")] == ["42\n"]
+
+
+def test_guardian_of_one_job_is_a_process_that_ends_when_its_job_is_released(
+    client: Client, weft_up: Platform, tmp_path: Path
+) -> None:
+    job = client.jobs.submit(spec("true")).wait(DONE_S)
+    with weft_up.environment():
+        guardian = Second(weft_up.home, "guardian", tmp_path / "guardian", {"WEFT_GUARDED_JOB": job.id})
+    guardian.start()
+    try:
+        eventually(lambda: guardian.exit_code is not None)
+    finally:
+        guardian.stop()
+    assert guardian.exit_code == 0, guardian.log
 
 
 def test_a_follower_gets_every_line_once_and_ends_when_the_job_is_released(client: Client) -> None:

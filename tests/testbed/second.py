@@ -56,6 +56,15 @@ class Second:
         """None if it does not run."""
         return identify(self._process.pid) if self._process is not None and self._process.poll() is None else None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of the last process; None while it runs."""
+        return self._process.poll() if self._process is not None else None
+
+    @property
+    def log(self) -> str:
+        return (self._view / "log").read_text()
+
     def start(self) -> None:
         if self.process is None:
             with (self._view / "log").open("ab") as log:
