@@ -79,9 +79,7 @@ def messages(source: str) -> Iterator[tuple[str, str]]:
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
         at = MESSAGE_AT.get(name, 0)
         if name in CODES and len(call.args) > at:
-            yield from (
-                (CODES[name], " ".join(text.split())) for text in text_of(call.args[at], known) if text.strip()
-            )
+            yield from ((CODES[name], " ".join(text.split())) for text in text_of(call.args[at], known) if text.strip())
 
 
 def _assigned(nodes: list[ast.AST] | list[ast.stmt]) -> dict[str, ast.expr]:
