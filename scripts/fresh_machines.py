@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -131,6 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.geteuid() != 0 or missing:
         print("this needs root, and mmdebstrap, unshare, setpriv, git; missing:", *missing, file=sys.stderr)
         return 2
+    # A terminated run removes its root file system, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = ROOT / "build" / "fresh"
     folder.mkdir(parents=True, exist_ok=True)
     runs = [run for suite in args.suite or SUITES for run in try_machine(suite, args.run, args.interpreter, folder)]
