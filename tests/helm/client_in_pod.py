@@ -37,8 +37,8 @@ def main(url: str) -> None:
         not_completed = {
             job.id: [str(event) for event in job.history()] for job in jobs if ended[job.id] != "COMPLETED"
         }
-    seen = {"requests": requests, "errors": errors, "jobs": len(jobs), "not completed": not_completed}
-    sys.stdout.write(json.dumps(seen) + "\n")
+    observed = {"requests": requests, "errors": errors, "jobs": len(jobs), "not completed": not_completed}
+    sys.stdout.write(json.dumps(observed) + "\n")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,6 @@ def test_clients_and_learners_do_not_notice_an_upgrade_and_a_rollback(trained: I
     finally:
         trained.kubectl("delete", "pod", "client", "--grace-period=0", "--force")
     jobs.end()
-    seen = json.loads(log.splitlines()[-1])
-    assert seen["requests"] > 50, log
-    assert (seen["errors"], seen["not completed"]) == ([], {}), log
+    observed = json.loads(log.splitlines()[-1])
+    assert observed["requests"] > 50, log
+    assert (observed["errors"], observed["not completed"]) == ([], {}), log
