@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: images dist test-compose test-helm bench dashboard fmt lock proto sdk docs clean test-browser
+.PHONY: images dist test-compose test-helm bench dashboard fmt lock proto sdk docs clean test-browser screenshots
 MAKEFLAGS += --no-print-directory
 
 # The user's own modules must not replace those of Weft.
@@ -93,6 +93,9 @@ bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 
 dashboard: setup ## Build the dashboard that the api serves
 	@scripts/dashboard.sh
+
+screenshots: setup ## Take the pictures of docs/dashboard.md anew
+	@$(BIN)/python -m scripts.screenshots $(ARGS)
 
 fmt: setup ## Format the code, and mend what can be mended by a tool
 	@$(BIN)/ruff check --fix-only --quiet .

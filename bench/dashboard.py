@@ -9,6 +9,9 @@
   server sends as many as the screen shows. The points are written to the metric store while the platform is down.
 * pages: processor time of the api while many pages are open and nothing happens, and while a job is submitted each
   second, beside the same without pages.
+* compare: a page that compares many jobs, with the charts of all of their metrics, is scrolled from top to bottom:
+  frames a second, and the heap of the page afterwards. The jobs are copies; their points are written while the
+  platform is down.
 * point: a learner reports a point -> the page shows it.
 """
 
@@ -45,6 +48,8 @@ SOURCE: Final = SourceId(1, "worker", 0, 1, "long.jsonl")
 FIRST_MS: Final = 1_700_000_000_000
 BATCH: Final = 50_000
 SETTLE_S: Final = 5.0
+STEPS: Final = 20
+"""Points of each metric of the jobs that are compared."""
 WATCH: Final = """
 window.__when = {};
 new MutationObserver(() => {
@@ -60,7 +65,9 @@ CLICK: Final = """(name) => new Promise((resolve) => {
     if (!document.querySelector(".chart canvas") || !/[0-9]/.test(document.querySelector(".legend-value")?.textContent))
       return;
     observer.disconnect();
-    requestAnimationFrame(() => requestAnimationFrame(() => resolve(performance.now() - clicked)));
+    const answer = performance.getEntriesByType("resource").findLast((entry) => entry.name.includes("series=true"));
+    requestAnimationFrame(() => requestAnimationFrame(() =>
+      resolve([performance.now() - clicked, answer.responseEnd - clicked])));
   }).observe(document.body, {subtree: true, childList: true, characterData: true});
   link.click();
 })"""
@@ -82,6 +89,23 @@ SPEAK: Final = (
 )
 
 
+SCROLL: Final = """() => new Promise((resolve) => {
+  const page = document.scrollingElement;
+  const box = page.scrollHeight > innerHeight ? page : document.querySelector("main");
+  const gaps = [];
+  let last = performance.now();
+  const next = (now) => {
+    gaps.push(now - last);
+    last = now;
+    box.scrollTop += 40;
+    if (box.scrollTop + box.clientHeight < box.scrollHeight - 1) requestAnimationFrame(next);
+    else resolve([gaps.slice(1), box.scrollHeight]);
+  };
+  requestAnimationFrame(next);
+})"""
+"""Milliseconds between the frames of a scroll from the top to the end, 40 pixels a frame; and the height."""
+
+
 @dataclass
 class Figures:
     """Milliseconds, cores or kilobytes."""
@@ -90,6 +114,11 @@ class Figures:
     warm: list[float] = field(default_factory=list)
     curve: list[float] = field(default_factory=list)
     script: list[float] = field(default_factory=list)
+    api: list[float] = field(default_factory=list)
+    """Of the curve: until the answer with its points was there."""
+    frames: list[float] = field(default_factory=list)
+    """Frames a second, of each scroll."""
+    heap: list[float] = field(default_factory=list)
     point: list[float] = field(default_factory=list)
     idle: dict[int, float] = field(default_factory=dict)
     """By the number of open pages."""
@@ -148,7 +177,39 @@ def measure_curve(browser: Browser, url: str, state: StorageState, figures: Figu
         with visit(browser, url, state=state) as opened:
             page = opened.open("/ui/jobs?q=name%3Dcurve")
             page.locator(".tr.data").first.wait_for()
-            figures.curve.append(float(page.evaluate(CLICK, "curve")))
+            drawn, answered = page.evaluate(CLICK, "curve")
+            figures.curve.append(float(drawn))
+            figures.api.append(float(answered))
+
+
+async def write_many(folder: Path, job_ids: Sequence[str], metrics: int) -> None:
+    """Writes short curves of many metrics for each job to the store of a platform that is down."""
+    store = await SqliteMetricStore.open(folder)
+    try:
+        for number, job_id in enumerate(job_ids):
+            points = [
+                Point(step, FIRST_MS + step, f"metric-{metric:03}", step, math.sin(step / 5 + metric) + number / 1000)
+                for step in range(STEPS)
+                for metric in range(metrics)
+            ]
+            await store.append(job_id, [Batch(SOURCE, 0, len(points), (), points)])
+    finally:
+        await store.close()
+
+
+def measure_compare(browser: Browser, url: str, state: StorageState, figures: Figures, *, visits: int) -> None:
+    """Scrolls through the charts of all metrics, twice: what was read once is drawn again on the way."""
+    with visit(browser, url, state=state) as opened:
+        page = opened.open("/ui/compare?q=name%3Dcompared&all=1")
+        page.locator(".chart-place .chart").first.wait_for()
+        page.locator("[data-exact]").first.wait_for()
+        session = opened.context.new_cdp_session(page)
+        for _ in range(visits):
+            page.evaluate("(document.scrollingElement.scrollTop = 0, document.querySelector('main').scrollTop = 0)")
+            gaps, _height = page.evaluate(SCROLL)
+            figures.frames.append(1000 * len(gaps) / sum(gaps))
+        session.send("HeapProfiler.collectGarbage")
+        figures.heap.append(session.send("Runtime.getHeapUsage")["usedSize"] / 2**20)
 
 
 def measure_point(
@@ -230,9 +291,12 @@ def measure(args: argparse.Namespace) -> Figures:
         spec = {"name": "curve", "command": command, "resources": SMALL, "metrics": [{"type": "jsonl"}]}
         job = client.jobs.submit(spec).wait(600)
         fill(platform, document, args.jobs)
+        fill(platform, ended_document(platform, client, name="compared"), args.compared - 1)
+        compared = [job.id for job in client.jobs.list(name="compared")]
         platform.down()
         began = time.monotonic()
         asyncio.run(write_curve(platform.home / "metrics", job.id, args.points))
+        asyncio.run(write_many(platform.home / "metrics", compared, args.metrics))
         print(f"{args.points:,} points stored in {time.monotonic() - began:.0f} s", flush=True)
         platform.up()
         asyncio.run(measure_pages(platform, figures, pages=(0, args.pages), seconds=args.seconds))
@@ -241,6 +305,7 @@ def measure(args: argparse.Namespace) -> Figures:
                 state = sign_in(opened, platform.key)
             measure_list(browser, platform.url, state, figures, visits=args.visits)
             measure_curve(browser, platform.url, state, figures, visits=args.visits)
+            measure_compare(browser, platform.url, state, figures, visits=3)
             figures.point = measure_point(browser, platform, state, again, count=args.visits * 10)
     return figures
 
@@ -250,13 +315,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=100_000, help="ended jobs (default: 100000)")
     parser.add_argument("--points", type=int, default=10_000_000, help="of the long curve (default: 10000000)")
+    parser.add_argument("--compared", type=int, default=1000, help="jobs that are compared (default: 1000)")
+    parser.add_argument("--metrics", type=int, default=200, help="metrics of each of them (default: 200)")
     parser.add_argument("--pages", type=int, default=200, help="open pages (default: 200)")
     parser.add_argument("--visits", type=int, default=10, help="visits of each kind (default: 10)")
     parser.add_argument("--seconds", type=float, default=30, help="that the api is measured (default: 30)")
-    parser.add_argument("--quick", action="store_true", help="10,000 jobs, 1,000,000 points, 3 visits, 10 seconds")
+    parser.add_argument(
+        "--quick", action="store_true", help="10,000 jobs, 200 compared, 1,000,000 points, 3 visits, 10 seconds"
+    )
     args = parser.parse_args()
     if args.quick:
-        args.jobs, args.points, args.visits, args.seconds = 10_000, 1_000_000, 3, 10
+        args.jobs, args.points, args.visits, args.seconds, args.compared = 10_000, 1_000_000, 3, 10, 200
     figures = measure(args)
     pages = args.pages
     show(
@@ -266,6 +335,11 @@ def main() -> None:
             Row("list: first row, warm cache", figures.warm),
             Row("script of the first load, gzip", figures.script, "kB", "<= 250"),
             Row("curve: click -> drawn", figures.curve, promised="<= 200"),
+            Row("  of these, until the points are there", figures.api),
+            Row(
+                f"compare {args.compared:,} jobs x {args.metrics} metrics: scroll", figures.frames, "frames/s", ">= 50"
+            ),
+            Row("  heap of the page afterwards", figures.heap, "MiB", "<= 300"),
             Row("point reported -> drawn", figures.point, promised="p99 <= 500"),
             Row("api, nothing happens, no page", [figures.idle[0]], "cores"),
             Row(f"api, nothing happens, {pages} pages", [figures.idle[pages]], "cores"),

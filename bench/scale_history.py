@@ -81,9 +81,9 @@ class Side:
         self.calls.setdefault(name, []).append(took)
 
 
-def ended_document(platform: Platform, client: Client) -> dict[str, Any]:
+def ended_document(platform: Platform, client: Client, *, name: str = "ended") -> dict[str, Any]:
     """Runs one job and returns its document, once nothing more happens to it."""
-    job_id = client.jobs.submit({"name": "ended", "command": "echo done", "resources": SMALL}).id
+    job_id = client.jobs.submit({"name": name, "command": "echo done", "resources": SMALL}).id
     connection = apsw.Connection(str(platform.home / "jobs.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
     try:
         deadline = time.monotonic() + 300

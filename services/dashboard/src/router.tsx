@@ -48,7 +48,7 @@ export const jobRoute = createRoute({
 export const compareRoute = createRoute({
   ...at,
   path: "/compare",
-  validateSearch: words("jobs", "q", "metric", "x", "log", "smooth", "group"),
+  validateSearch: words("jobs", "q", "metric", "x", "log", "smooth", "group", "all"),
   component: lazyRouteComponent(() => import("./screens/compare.tsx"), "CompareScreen"),
 });
 const queue = createRoute({

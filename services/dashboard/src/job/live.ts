@@ -1,5 +1,5 @@
 // What the live stream says of one job, written into the answers that the screen already has.
-import { useQuery, useQueryClient } from "@tanstack/react-query";
+import { type InfiniteData, type QueryClient, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef, useState } from "react";
 import { useLive } from "../api/live.ts";
 import { explainQuery, historyQuery, jobQuery, progressQuery, seriesQuery } from "../api/queries.ts";
@@ -22,7 +22,8 @@ export interface LiveJob {
 /** The job, and everything of it that changes while one looks. `onLines`: also follow the log, after line `linesAfter`. */
 export function useLiveJob(id: string, log: { after: number; onLines: LineListener } | null): LiveJob {
   const queries = useQueryClient();
-  const job = useQuery(jobQuery(id));
+  // A job that a list has shown is drawn from there at once, while its document and its curves are read.
+  const job = useQuery({ ...jobQuery(id), placeholderData: () => listed(queries, id) });
   const history = useQuery(historyQuery(id));
   const series = useQuery({ ...seriesQuery(id, {}), staleTime: Number.POSITIVE_INFINITY });
   const live = job.data !== undefined && isLive(job.data.status);
@@ -99,6 +100,14 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     curvesError: series.error,
     curvesPending: series.isPending,
   };
+}
+
+function listed(queries: QueryClient, id: string): Job | undefined {
+  for (const [, data] of queries.getQueriesData<InfiniteData<{ jobs: Job[] }>>({ queryKey: ["jobs"] })) {
+    const job = data?.pages.flatMap((page) => page.jobs).find((other) => other.id === id);
+    if (job) return job;
+  }
+  return undefined;
 }
 
 export const useExplanation = (id: string) => useQuery(explainQuery(id));

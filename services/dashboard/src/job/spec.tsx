@@ -28,7 +28,7 @@ export function Spec({ job }: { job: Job }) {
       <pre className="spec" tabIndex={0}>
         {text}
       </pre>
-      {job.code_digest ? <p className="faint">Code {job.code_digest}</p> : null}
+      {job.code_digest ? <p className="faint digest">Code {job.code_digest}</p> : null}
     </section>
   );
 }

@@ -30,12 +30,12 @@ export function columnsOf(metrics: string[], shown: { tenant: boolean; gpus: boo
     column.accessor("name", {
       header: "Name",
       cell: ({ row }) => <NameCell job={row.original} />,
-      meta: { track: "minmax(180px, 2.2fr)", phone: true } satisfies Look,
+      meta: { track: "minmax(140px, 2.2fr)", phone: true } satisfies Look,
     }),
     column.accessor("user", {
       header: "User",
       cell: ({ row }) => row.original.user,
-      meta: { track: "minmax(80px, .8fr)" } satisfies Look,
+      meta: { track: "minmax(60px, .8fr)" } satisfies Look,
     }),
     ...(shown.tenant
       ? [column.accessor("tenant", { header: "Tenant", meta: { track: "minmax(80px, .7fr)" } satisfies Look })]
@@ -68,14 +68,14 @@ export function columnsOf(metrics: string[], shown: { tenant: boolean; gpus: boo
       id: "created",
       header: "Submitted",
       cell: ({ row }) => <Ago time={row.original.created} />,
-      meta: { track: "104px", align: "right", phone: true } satisfies Look,
+      meta: { track: "88px", align: "right", phone: true } satisfies Look,
     }),
     column.accessor(ranMs, {
       id: "ran",
       header: "Ran for",
       sortUndefined: "last",
       cell: ({ row }) => <Ran job={row.original} />,
-      meta: { track: "112px", align: "right" } satisfies Look,
+      meta: { track: "84px", align: "right" } satisfies Look,
     }),
   ];
   return all as ColumnDef<Job>[];

@@ -44,12 +44,12 @@ export function QueueScreen() {
             {queue.data.map((job) => (
               <tr key={job.id}>
                 <td className="right strong">{job.position ?? "–"}</td>
-                <td>
+                <td className="name">
                   <Link to="/jobs/$id" params={{ id: job.id }} className="strong">
                     {job.name || job.id}
                   </Link>
                 </td>
-                <td className="wide-only">{job.user}</td>
+                <td className="wide-only nowrap">{job.user}</td>
                 <td>
                   <b>{job.pending_reason || "its turn"}</b> <span className="soft">{job.message}</span>
                 </td>

@@ -1,20 +1,26 @@
 // Curves of several jobs over one another, statistics of groups of them (computed by the server), and what differs.
-import { queryOptions, useQueries, useQuery } from "@tanstack/react-query";
+import { useQueries, useQuery } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useMemo } from "react";
 import { client, dataOf } from "../api/client.ts";
-import { jobQuery, seriesQuery } from "../api/queries.ts";
-import type { Job, StatisticsGroup } from "../api/types.ts";
+import { jobQuery, progressQuery, seriesQuery } from "../api/queries.ts";
+import type { Job } from "../api/types.ts";
 import { Chart, type Line } from "../charts/chart.tsx";
 import { curveOf, smoothed, xOf } from "../charts/series.ts";
 import { differences } from "../compare/differences.ts";
+import { ComparedJobs, comparedQuery, labelOf } from "../compare/jobs.tsx";
+import { AllMetrics } from "../compare/metrics.tsx";
+import { bandsOf, grouping, groupName, statisticsQuery } from "../compare/statistics.ts";
 import { count, msOf, number, plural, valueOf } from "../format.ts";
 import { CurveTools, xKindOf } from "../job/curves.tsx";
 import { Empty, ErrorNote, Loading } from "../ui/notes.tsx";
-import { StatusBadge } from "../ui/status.tsx";
 
+/** Jobs of an address; those of a filter are more (compare/jobs.tsx). */
 const MOST_JOBS = 50;
 const MOST_DRAWN = 24;
+/** Jobs whose metrics are offered: jobs that are compared mostly report the same ones. */
+const MOST_NAMING = 8;
+const MOST_COLUMNS = 50;
 
 export function CompareScreen() {
   const search = useSearch({ from: "/compare" });
@@ -33,9 +39,13 @@ export function CompareScreen() {
   const loaded = filter === undefined ? jobs.flatMap((job) => (job.data ? [job.data as Job] : [])) : ((listed.data?.jobs ?? []) as Job[]);
   const failed = jobs.find((job) => job.error);
   const drawn = ids.slice(0, MOST_DRAWN);
-  const series = useQueries({ queries: drawn.map((id) => ({ ...seriesQuery(id, { maxPoints: 500 }), staleTime: 10_000 })) });
-  const names = [...new Set(series.flatMap((answer) => answer.data?.series.map((part) => part.name) ?? []))].sort();
-  const metric = search.metric ?? (names.includes("loss") ? "loss" : names[0]);
+  // The names first: the points of one metric only are read, however many metrics the jobs have.
+  const reported = useQueries({ queries: ids.slice(0, MOST_NAMING).map((id) => ({ ...progressQuery(id), staleTime: 10_000 })) });
+  const names = [...new Set(reported.flatMap((answer) => Object.keys(answer.data?.latest ?? {})))].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  const pending = reported.some((answer) => answer.isPending);
+  const metric = search.metric ?? (names.includes("loss") ? "loss" : pending ? undefined : names[0]);
+  const window = { names: metric === undefined ? [] : [metric], maxPoints: 500 };
+  const series = useQueries({ queries: drawn.map((id) => ({ ...seriesQuery(id, window), enabled: metric !== undefined, staleTime: 10_000 })) });
   const kind = xKindOf(search);
   const weight = Number(search.smooth ?? 0) || 0;
 
@@ -49,6 +59,7 @@ export function CompareScreen() {
     });
   });
 
+  const remove = (id: string): void => patch({ jobs: ids.filter((other) => other !== id).join(",") });
   if (listed.error) return <ErrorNote error={listed.error} retry={() => void listed.refetch()} />;
   if (filter !== undefined && listed.isPending) return <Loading what="jobs" />;
   if (ids.length === 0)
@@ -83,58 +94,29 @@ export function CompareScreen() {
         ) : null}
       </div>
       {failed ? <ErrorNote error={failed.error} /> : null}
-      {series.some((answer) => answer.isPending) ? <Loading what="curves" /> : null}
+      {metric === undefined ? pending ? <Loading what="metrics" /> : null : series.some((answer) => answer.isPending) ? <Loading what="curves" /> : null}
       {metric ? (
         <>
           <CurveTools view={search} onView={patch} />
           <Chart title={`${metric} of each job`} lines={lines} xKind={kind} log={search.log === "1"} zoom={null} onZoom={() => undefined} height={260} />
+          {ids.length > drawn.length ? <p className="faint">The curves of the first {count(drawn.length)} jobs are drawn.</p> : null}
           <Groups ids={ids} filter={filter} jobs={loaded} metric={metric} group={search.group} log={search.log === "1"} onGroup={(group) => patch({ group })} />
         </>
       ) : null}
       <h2>Jobs</h2>
-      {listed.data?.next ? <p className="faint">The newest {count(ids.length)} are shown. Mean and spread are of all jobs that match.</p> : null}
-      <Jobs jobs={loaded} onRemove={(id) => patch({ jobs: ids.filter((other) => other !== id).join(",") })} />
+      {listed.data?.more ? <p className="faint">The newest {count(ids.length)} are shown. Mean and spread are of all jobs that match.</p> : null}
+      <ComparedJobs jobs={loaded} {...(filter === undefined ? { onRemove: remove } : {})} />
       {loaded.length > 1 ? <Differences jobs={loaded} /> : null}
+      {names.length > 1 && ids.length > 1 ? <AllMetrics names={names} ids={ids} filter={filter} group={search.group} shown={search.all === "1"} onShown={(shown) => patch({ all: shown ? "1" : undefined })} /> : null}
       {ids.length === 2 && ids[0] && ids[1] ? <CodeDifferences a={ids[0]} b={ids[1]} /> : null}
     </section>
   );
 }
 
-const comparedQuery = (q: string) =>
-  queryOptions({
-    queryKey: ["compared", q],
-    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/jobs", { params: { query: { q, limit: MOST_JOBS } }, signal })),
-    staleTime: 10_000,
-  });
-
-function labelOf(job: Job | undefined, all: Job[], id: string): string {
-  if (!job) return id;
-  return all.filter((other) => other.name === job.name).length > 1 ? `${job.name} ${job.id.slice(-5)}` : job.name;
-}
-
-/** "except:env.SEED" -> the parameters of the statistics. */
-function grouping(group: string | undefined): { except?: string[]; by?: string[] } {
-  const match = /^(except|by):(.+)$/.exec(group ?? "");
-  const fields = match?.[2]?.split(",").filter(Boolean) ?? [];
-  if (fields.length === 0) return {};
-  return match?.[1] === "by" ? { by: fields } : { except: fields };
-}
-
 function Groups({ ids, filter, jobs, metric, group, log, onGroup }: { ids: string[]; filter: string | undefined; jobs: Job[]; metric: string; group: string | undefined; log: boolean; onGroup: (group: string | undefined) => void }) {
   const { except, by } = grouping(group);
-  const statistics = useQuery({
-    queryKey: ["statistics", filter ?? ids.join(), metric, group ?? ""],
-    queryFn: async ({ signal }) =>
-      dataOf(
-        await client.GET("/v1/statistics", {
-          params: { query: { name: metric, ...(filter === undefined ? { job: ids } : { q: filter }), max_points: 500, ...(except ? { except } : {}), ...(by ? { by } : {}) } },
-          signal,
-        }),
-      ),
-    enabled: ids.length > 1,
-    staleTime: 10_000,
-  });
-  const lines = useMemo(() => statistics.data?.groups.flatMap((part, index) => bandOf(part, index)) ?? [], [statistics.data]);
+  const statistics = useQuery({ ...statisticsQuery({ ids, filter, metric, group }), enabled: ids.length > 1 });
+  const lines = useMemo(() => bandsOf(statistics.data), [statistics.data]);
   if (ids.length < 2) return null;
   const submit = (event: FormEvent<HTMLFormElement>): void => {
     event.preventDefault();
@@ -204,59 +186,13 @@ function Groups({ ids, filter, jobs, metric, group, log, onGroup }: { ids: strin
   );
 }
 
-const groupName = (group: StatisticsGroup): string =>
-  Object.entries(group.key)
-    .map(([field, value]) => `${field} = ${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
-    .join(", ") || "all";
-
-function bandOf(group: StatisticsGroup, colour: number): Line[] {
-  const mean = group.mean.map(valueOf);
-  const std = group.std.map(valueOf);
-  const base = { x: group.steps, colour };
-  const label = groupName(group);
-  return [
-    { ...base, label: `${label} upper`, y: mean.map((value, index) => value + (std[index] ?? 0)), look: "hidden", band: true },
-    { ...base, label: `${label} lower`, y: mean.map((value, index) => value - (std[index] ?? 0)), look: "hidden" },
-    { ...base, label, y: mean },
-  ];
-}
-
-function Jobs({ jobs, onRemove }: { jobs: Job[]; onRemove: (id: string) => void }) {
-  return (
-    <table className="plain">
-      <caption className="sr-only">The jobs that are compared</caption>
-      <tbody>
-        {jobs.map((job, index) => (
-          <tr key={job.id}>
-            <td className="narrow">
-              <span className={`swatch c${index % 8}`} aria-hidden="true" />
-            </td>
-            <th scope="row">
-              <Link to="/jobs/$id" params={{ id: job.id }}>
-                {job.name}
-              </Link>
-            </th>
-            <td>
-              <StatusBadge status={job.status} />
-            </td>
-            <td className="mono faint wide-only">{job.id}</td>
-            <td className="right">
-              <button type="button" className="quiet" onClick={() => onRemove(job.id)}>
-                Remove
-              </button>
-            </td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
-  );
-}
-
-function Differences({ jobs }: { jobs: Job[] }) {
+function Differences({ jobs: all }: { jobs: Job[] }) {
+  const jobs = useMemo(() => all.slice(0, MOST_COLUMNS), [all]);
   const rows = useMemo(() => differences(jobs), [jobs]);
   return (
     <>
       <h2>What differs in the specs</h2>
+      {all.length > jobs.length ? <p className="faint">Of the first {count(jobs.length)} jobs.</p> : null}
       {rows.length === 0 ? (
         <p className="faint">Nothing: the specs are equal.</p>
       ) : (

@@ -59,6 +59,12 @@ function JobPage({ id }: { id: string }) {
     if (name !== "logs") setLogAfter(null);
     patch({ tab: name === "curves" ? undefined : name }, false);
   };
+  const tabs = useRef<HTMLDivElement>(null);
+  const shown = job !== undefined;
+  useEffect(() => {
+    // On a phone the last tabs are beyond the edge.
+    tabs.current?.querySelector("[data-state=active]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [tab, shown]);
   useShortcuts(Object.fromEntries(TABS.map(([name], index) => [String(index + 1), () => goTo(name)])));
 
   if (live.job.error && !job)
@@ -120,7 +126,7 @@ function JobPage({ id }: { id: string }) {
         <Timeline job={job} events={live.history} />
       </div>
       <Tabs.Root value={tab} onValueChange={goTo} className="tabs" activationMode="manual">
-        <Tabs.List className="tab-list" aria-label="Parts of the job">
+        <Tabs.List ref={tabs} className="tab-list" aria-label="Parts of the job">
           {TABS.map(([name, label]) => (
             <Tabs.Trigger key={name} value={name} className="tab">
               {label}
@@ -135,7 +141,7 @@ function JobPage({ id }: { id: string }) {
           {tab === "files" ? <Artifacts id={id} file={search.file} onFile={(file) => patch({ file }, false)} /> : null}
           {tab === "spec" ? (
             <Suspense fallback={null}>
-              <Spec job={job} />
+              {live.job.isPlaceholderData ? <Loading what="the spec" /> : <Spec job={job} />}
             </Suspense>
           ) : null}
         </Tabs.Content>

@@ -1,0 +1,54 @@
+// Every metric of the jobs, as mean and spread of their groups. A chart is read and drawn while it is in view.
+import { useQuery } from "@tanstack/react-query";
+import { useEffect, useMemo, useRef, useState } from "react";
+import { Chart } from "../charts/chart.tsx";
+import { plural } from "../format.ts";
+import { ErrorNote } from "../ui/notes.tsx";
+import { bandsOf, type Chosen, statisticsQuery } from "./statistics.ts";
+
+const HEIGHT_PX = 150;
+const POINTS = 200;
+
+export function AllMetrics({ names, shown, onShown, ...chosen }: Omit<Chosen, "metric"> & { names: string[]; shown: boolean; onShown: (shown: boolean) => void }) {
+  return (
+    <>
+      <div className="screen-head">
+        <h2>All metrics</h2>
+        <button type="button" className="button compact" aria-expanded={shown} onClick={() => onShown(!shown)}>
+          {shown ? "Hide" : `Show ${plural(names.length, "metric")}`}
+        </button>
+      </div>
+      {shown ? (
+        <div className="charts">
+          {names.map((name) => (
+            <InView key={name} title={name} chosen={{ ...chosen, metric: name }} />
+          ))}
+        </div>
+      ) : null}
+    </>
+  );
+}
+
+/** Keeps the place of a chart, and shows it while it is on the screen or near it. */
+function InView({ title, chosen }: { title: string; chosen: Chosen }) {
+  const box = useRef<HTMLDivElement>(null);
+  const [near, setNear] = useState(false);
+  useEffect(() => {
+    if (!box.current) return undefined;
+    const observer = new IntersectionObserver(([entry]) => setNear(entry?.isIntersecting ?? false), { rootMargin: "300px" });
+    observer.observe(box.current);
+    return () => observer.disconnect();
+  }, []);
+  return (
+    <div ref={box} className="chart-place">
+      {near ? <Metric title={title} chosen={chosen} /> : null}
+    </div>
+  );
+}
+
+function Metric({ title, chosen }: { title: string; chosen: Chosen }) {
+  const statistics = useQuery(statisticsQuery(chosen, POINTS));
+  const lines = useMemo(() => bandsOf(statistics.data), [statistics.data]);
+  if (statistics.error) return <ErrorNote error={statistics.error} />;
+  return <Chart title={title} lines={lines} xKind="step" log={false} zoom={null} onZoom={() => undefined} height={HEIGHT_PX} />;
+}
