@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
-SOURCES: Final = ROOT / "services" / "core" / "adapters" / "kubernetes" / "manifest_files"
+_FOLDER: Final = ROOT / "services" / "core" / "adapters" / "kubernetes" / "manifest_files"
+SOURCES: Final = (_FOLDER / "rights.yaml", _FOLDER / "policies.yaml")
 COPIES: Final = ROOT / "helm" / "weft" / "files"
 
 
 def outdated() -> list[Path]:
     """The sources whose copies differ or are missing."""
-    return [source for source in sorted(SOURCES.iterdir()) if not _same(source, COPIES / source.name)]
+    return [source for source in SOURCES if not _same(source, COPIES / source.name)]
 
 
 def _same(source: Path, copy: Path) -> bool:

@@ -18,7 +18,7 @@ def test_screens_of_a_week_of_use_are_the_committed_ones(
 ) -> None:
     assert client.url == weft_up.url
     committed = screens((PAGES / f"week-{columns}.txt").read_text())
-    seen = screens(play(client, tmp_path, columns))
-    assert list(seen) == list(committed)
-    for name, text in seen.items():
+    played = screens(play(client, tmp_path, columns))
+    assert list(played) == list(committed)
+    for name, text in played.items():
         assert text == committed[name], name

@@ -82,14 +82,14 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
             query = replace(query, tail=min(query.tail, _MOST_TAIL))
         limit = min(request.limit or _LINES, _MOST_LINES)
         stored, _ = await self.store.counts(request.job_id)  # read first: the page may lack what is stored later
-        found = await self.store.line_page(request.job_id, query, limit=limit)
+        result = await self.store.line_page(request.job_id, query, limit=limit)
         through = max(after, stored)
         if query.by_time:
-            through = found.lines[-1].seq if found.lines else after
-        page = _page(found.lines, line_size, limit=limit, through=through, by_time=query.by_time)
-        if found.stopped_at is None or query.tail is not None or page.full:
-            return page, found.stopped_at
-        return Page(page.entries, found.stopped_at, full=True), found.stopped_at
+            through = result.lines[-1].seq if result.lines else after
+        page = _page(result.lines, line_size, limit=limit, through=through, by_time=query.by_time)
+        if result.stopped_at is None or query.tail is not None or page.full:
+            return page, result.stopped_at
+        return Page(page.entries, result.stopped_at, full=True), result.stopped_at
 
     async def Points(self, request: pb.PointsRequest, context: Any) -> pb.PointsReply:
         page = await self._points(request, request.after_seq)
