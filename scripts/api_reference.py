@@ -6,13 +6,13 @@ python scripts/api_reference.py --check  says whether the committed page is curr
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scripts.generated import write_or_check
 from services.api.rest.app import create_routes
 from services.api.rest.openapi import document
 
@@ -109,15 +109,5 @@ def page() -> str:
     return "\n".join([HEAD, "## Requests\n", *requests, "## Answers\n", *answers])
 
 
-def main() -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
-    if parser.parse_args().check:
-        return 0 if PAGE.read_text() == page() else 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

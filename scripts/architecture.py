@@ -6,7 +6,6 @@ python scripts/architecture.py --check  says whether the committed picture is cu
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tomllib
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Final
 
 import grimp
+
+from scripts.generated import write_or_check
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "architecture.md"
@@ -128,19 +129,11 @@ def picture() -> str:
     return f"{BEGIN}\n```text\n{text}\n```\n{END}"
 
 
-def main() -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the picture is current")
-    page = PAGE.read_text()
-    before, rest = page.split(BEGIN)
-    after = rest.split(END)[1]
-    current = before + picture() + after
-    if parser.parse_args().check:
-        return 0 if page == current else 1
-    PAGE.write_text(current)
-    return 0
+def page() -> str:
+    """The page with the picture in its place."""
+    before, rest = PAGE.read_text().split(BEGIN)
+    return before + picture() + rest.split(END)[1]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

@@ -6,12 +6,12 @@ python scripts/command_output.py --check  says whether the committed page is cur
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.generated import write_or_check
 from services.api.answers import json_schemas
 from services.api.rest.app import create_routes
 from weft._cli.answers import COMMANDS, TYPES, Fields
@@ -64,16 +64,5 @@ def page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def main() -> int:
-    """Writes the page, or compares it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    text = page()
-    if parser.parse_args().check:
-        return 0 if PAGE.read_text() == text else 1
-    PAGE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

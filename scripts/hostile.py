@@ -6,10 +6,10 @@ python scripts/hostile.py --check  says whether the committed page is current
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from scripts.generated import write_or_check
 from tests.hostile.combinations import ALL
 from tests.hostile.tricks.registry import TRICKS
 
@@ -55,15 +55,5 @@ def page() -> str:
     return "\n".join([parts[0], *(f"{part}\n" for part in parts[1:])]) + f"\n{len(TRICKS)} tricks.\n"
 
 
-def main() -> int:
-    """Writes or checks the page. Returns the exit code."""
-    parser = argparse.ArgumentParser(description="Write docs/hostile.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is not current")
-    if parser.parse_args().check:
-        return 0 if PAGE.exists() and PAGE.read_text() == page() else 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

@@ -8,7 +8,6 @@ A message is the first argument of a raised error, or the message of a wrong fie
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -16,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from scripts.generated import write_or_check
 from services.core.domain.errors import TABLE
 
 ROOT = Path(__file__).parents[1]
@@ -108,16 +108,5 @@ def page() -> str:
     return "\n".join([HEAD, *parts])
 
 
-def main() -> int:
-    """Writes the page, or compares it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    text = page()
-    if parser.parse_args().check:
-        return 0 if PAGE.read_text() == text else 1
-    PAGE.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))

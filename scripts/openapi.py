@@ -6,11 +6,11 @@ python scripts/openapi.py --check  compares the committed document
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
+from scripts.generated import write_or_check
 from services.api.rest.app import create_routes
 from services.api.rest.openapi import document
 
@@ -24,15 +24,5 @@ def text() -> str:
     return json.dumps(openapi, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def main() -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only compare the committed document")
-    if parser.parse_args().check:
-        return 0 if TARGET.exists() and TARGET.read_text() == text() else 1
-    TARGET.write_text(text())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, text()))

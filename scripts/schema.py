@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, BeforeValidator
 
+from scripts.generated import write_or_check
 from services.core.domain import spec
 from services.core.domain.units import format_bytes, format_duration, parse_bytes, parse_duration
 
@@ -63,17 +64,5 @@ def _as_text(field: dict[str, Any], form: str) -> None:
     ]
 
 
-def main() -> int:
-    """Write the schema, or check it; the exit code."""
-    text = json.dumps(schema(), indent=1, sort_keys=True) + "\n"
-    if "--check" in sys.argv[1:]:
-        if not TARGET.exists() or TARGET.read_text() != text:
-            print(f"{TARGET.name} is not what the model gives: run scripts/schema.py", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, json.dumps(schema(), indent=1, sort_keys=True) + "\n"))

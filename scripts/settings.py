@@ -6,7 +6,6 @@ python scripts/settings.py --check  says whether the committed page is current
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from scripts.generated import write_or_check
 from services.api.settings import ApiSettings
 from services.core.runtime.kubernetes_settings import KubernetesSettings
 from services.core.runtime.settings import Settings
@@ -82,15 +82,5 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def main() -> int:
-    """The exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
-    if parser.parse_args().check:
-        return 0 if PAGE.read_text() == page() else 1
-    PAGE.write_text(page())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page()))
