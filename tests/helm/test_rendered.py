@@ -245,6 +245,20 @@ def test_all_images_come_from_the_one_registry_of_an_air_gapped_site(matrix: dic
     assert all(pod["imagePullSecrets"] == [{"name": "mirror"}] for _, pod in pods(documents))
 
 
+def test_the_api_knows_the_images_of_the_framework_library_as_the_lcm_does(matrix: dict[str, list[Object]]) -> None:
+    """It lists them, and refuses a framework without an image at the submit."""
+    for combination, documents in matrix.items():
+        images = {name.rpartition("-")[2]: image_settings(pod) for name, pod in pods(documents)}
+        assert images["api"] == images["lcm"] == images["guardian"], combination
+        assert images["api"]["WEFT_KUBERNETES_HELPER_IMAGE"]
+
+
+def image_settings(pod: Object) -> dict[str, str]:
+    """Settings of a pod that name images of learners."""
+    entries = [entry for container in pod["containers"] for entry in container.get("env") or ()]
+    return {entry["name"]: entry["value"] for entry in entries if re.search(r"KUBERNETES_.*_IMAGES?$", entry["name"])}
+
+
 def test_an_openshift_cluster_chooses_the_user(matrix: dict[str, list[Object]]) -> None:
     contexts = [pod["securityContext"] for _, pod in pods(matrix["OpenShift"])]
     assert not [context for context in contexts if {"runAsUser", "fsGroup", "runAsGroup"} & context.keys()]

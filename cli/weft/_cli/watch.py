@@ -308,7 +308,7 @@ class _Screen(_View):
         self._live.update(self._picture(), refresh=True)
 
     def _start_anew(self) -> None:
-        """Clears the screen after a change of its size: terminals wrap what is there in ways that cannot be known."""
+        """Clears the screen after a change of its size: each terminal wraps the old lines in its own way."""
         from rich.live import Live
 
         self._live.stop()

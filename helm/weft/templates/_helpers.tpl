@@ -158,6 +158,19 @@ WEFT_METRICS_LEARNERS_LISTEN: 0.0.0.0:7002
 WEFT_METRICS_LEARNERS_CERTIFICATE_FILE: /etc/weft/tls/tls.crt
 WEFT_METRICS_LEARNERS_KEY_FILE: /etc/weft/tls/tls.key
 {{- end }}
+{{- if has .name (list "api" "lcm" "guardian") }}
+WEFT_KUBERNETES_HELPER_IMAGE: {{ include "weft.image" (dict "root" $root "name" "helper") }}
+{{- with $root.Values.images.learner }}
+WEFT_KUBERNETES_LEARNER_IMAGE: {{ include "weft.imageOf" (dict "root" $root "image" .) }}
+{{- end }}
+{{- with $root.Values.images.frameworks }}
+{{- $frameworks := dict }}
+{{- range $framework, $image := . }}
+{{- $_ := set $frameworks $framework (include "weft.imageOf" (dict "root" $root "image" $image)) }}
+{{- end }}
+WEFT_KUBERNETES_FRAMEWORK_IMAGES: {{ toJson $frameworks | squote }}
+{{- end }}
+{{- end }}
 {{- if has .name (list "lcm" "guardian") }}
 {{- with $root.Values.learners }}
 WEFT_KUBERNETES_INSTALLATION: {{ include "weft.fullname" $root }}
@@ -170,17 +183,6 @@ WEFT_KUBERNETES_UID_COUNT: {{ int64 .uids.count }}
 WEFT_KUBERNETES_IMAGES: {{ toJson . | squote }}
 {{- end }}
 WEFT_KUBERNETES_METRICS_ADDRESS: tls:{{ include "weft.host" (dict "root" $root "name" "metrics") }}:7002
-WEFT_KUBERNETES_HELPER_IMAGE: {{ include "weft.image" (dict "root" $root "name" "helper") }}
-{{- with $root.Values.images.learner }}
-WEFT_KUBERNETES_LEARNER_IMAGE: {{ include "weft.imageOf" (dict "root" $root "image" .) }}
-{{- end }}
-{{- with $root.Values.images.frameworks }}
-{{- $frameworks := dict }}
-{{- range $framework, $image := . }}
-{{- $_ := set $frameworks $framework (include "weft.imageOf" (dict "root" $root "image" $image)) }}
-{{- end }}
-WEFT_KUBERNETES_FRAMEWORK_IMAGES: {{ toJson $frameworks | squote }}
-{{- end }}
 WEFT_KUBERNETES_GANG: {{ .gang }}
 WEFT_KUBERNETES_GPU_RESOURCE: {{ .gpuResource }}
 WEFT_KUBERNETES_GPU_LABEL: {{ .gpuLabel }}
