@@ -17,6 +17,7 @@ import pytest
 
 from services.api.uploads import Uploads
 from services.core.domain.errors import ResourceExhausted
+from services.core.formats.archive import Entry
 from tests.testbed.api import SPEC, Api, a_zip, running_api
 from tests.waiting import HANG_S, until
 
@@ -164,11 +165,12 @@ async def test_archives_of_one_tenant_are_checked_one_at_a_time_so_that_another_
 ) -> None:
     go_on, checking = threading.Event(), Counter[bytes]()
 
-    def inspect(file: BinaryIO) -> None:
+    def inspect(file: BinaryIO) -> tuple[Entry, ...]:
         tenant = os.pread(file.fileno(), 5, 0)
         checking[tenant] += 1
         if tenant == b"hoard":
             go_on.wait(HANG_S)
+        return ()
 
     monkeypatch.setattr("services.api.uploads.archive.inspect", inspect)
     uploads = Uploads(tmp_path / "uploads", max_bytes=100, most=20, most_of_tenant=10)
