@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from services.core.runtime.processes import ProcessIdentity, identify
 from tests.testbed.kubernetes import cgroups
 
 _FOLDERS: Final = (
@@ -47,16 +49,17 @@ def namespaces(pid: int) -> set[str]:
     return {str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in _NAMESPACES}
 
 
-def all_namespaces() -> set[str]:
-    """Returns those in which any process runs."""
-    in_use: set[str] = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                in_use |= namespaces(int(folder.name))
-            except OSError:  # it has just ended
-                continue
-    return in_use
+def processes_in(spaces: set[str]) -> set[ProcessIdentity]:
+    """Returns the processes that run in any of these namespaces.
+
+    A namespace that is gone may give its number to a new one, so processes are compared, and not namespaces.
+    """
+    inside: set[ProcessIdentity] = set()
+    for pid in [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]:
+        with suppress(OSError):  # it has just ended
+            process = identify(pid) if namespaces(pid) & spaces else None
+            inside |= {process} if process is not None else set()
+    return inside
 
 
 def _processes(group: str) -> list[str]:
