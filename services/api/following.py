@@ -159,8 +159,12 @@ async def _all(
                 while after < goal:
                     items, through, searched = await page(after, _PAGE)
                     yield items
-                    # An empty page means that nothing more matches up to the goal.
-                    after = max(items[-1].seq if items else 0, through) if items or not searched else goal
+                    if items:
+                        after = max(items[-1].seq, through)
+                    elif searched:  # nothing more matches up to the goal
+                        after = goal
+                    else:
+                        after = through
                 return
             async with aclosing(_while_running(watched, live(after))) as batches:
                 async for items, through in batches:

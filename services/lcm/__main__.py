@@ -63,17 +63,9 @@ async def main(service: Service) -> None:
     background = BackgroundTasks(ports, settings, dispatcher, collector)
     erasure = await connect_erasure(settings, ports)
     eraser = Eraser(erasure, settings, instrumentation, all_readable=lambda: not dispatcher.unreadable.any)
-    loops = (
-        background.copy_histories,
-        background.collect,
-        background.watch_cluster,
-        background.watch_wakes,
-        background.find_unreadable,
-    )
-    tasks = [asyncio.create_task(loop()) for loop in loops]
-    if ports.launcher is not None:
-        guardians = GuardianJobs(ports.jobs, ports.launcher, instrumentation)
-        tasks.append(asyncio.create_task(background.keep_guardians(guardians)))
+    launcher = ports.launcher
+    guardians = GuardianJobs(ports.jobs, launcher, instrumentation) if launcher is not None else None
+    tasks = [asyncio.create_task(loop()) for loop in background.loops(guardians)]
     tasks += [asyncio.create_task(loop(eraser)) for loop in (background.erase, background.mark_unnamed_code)]
     try:
         await dispatcher.run(service.stopping)

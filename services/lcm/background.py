@@ -5,8 +5,9 @@ They are not run by Celery's beat, which dies with the broker. A task goes on af
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, Final
 
 import structlog
 
@@ -33,6 +34,17 @@ class BackgroundTasks:
     def __init__(self, ports: LcmPorts, settings: LcmSettings, dispatcher: Dispatcher, collector: Collector) -> None:
         self._ports, self._settings, self._dispatcher, self._collector = ports, settings, dispatcher, collector
         self._at_end = True
+
+    def loops(self, guardians: GuardianJobs | None) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """All of them but the erasure, to be started. ``guardians``: None where a pool guards all jobs."""
+        loops = [
+            self.copy_histories,
+            self.collect,
+            self.watch_cluster,
+            self.watch_wakes,
+            self.find_unreadable,
+        ]
+        return loops if guardians is None else [*loops, partial(self.keep_guardians, guardians)]
 
     async def copy_histories(self) -> None:
         """Copies events to the history collection every ``sweep_s``."""

@@ -78,12 +78,10 @@ class Heartbeats:
 
     def fetching(self, job_id: str) -> Sequence[tuple[str, int, Fetching]]:
         """(learner, attempt, step) of learners of the newest attempt that are fetched for, by name; the first 100."""
-        learners = self._jobs.get(job_id, {})
-        newest = max((learner.attempt for learner in learners.values()), default=0)
         steps = [
             (name, learner.attempt, learner.fetching)
-            for name, learner in sorted(learners.items())
-            if learner.attempt == newest and learner.fetching is not None
+            for name, learner in self._gang(job_id)
+            if learner.fetching is not None
         ]
         return steps[:_MOST_FETCHING]
 
@@ -95,22 +93,20 @@ class Heartbeats:
 
     def bars(self, job_id: str) -> Sequence[tuple[str, int, str]]:
         """(learner, attempt, progress bar) of learners of the newest attempt that draw one, by name; the first 100."""
-        learners = self._jobs.get(job_id, {})
-        newest = max((learner.attempt for learner in learners.values()), default=0)
-        bars = [
-            (name, learner.attempt, learner.bar)
-            for name, learner in sorted(learners.items())
-            if learner.attempt == newest and learner.bar
-        ]
+        bars = [(name, learner.attempt, learner.bar) for name, learner in self._gang(job_id) if learner.bar]
         return bars[:_MOST_BARS]
 
     def progress(self, job_id: str) -> tuple[float, int]:
         """(progress, eta_ms) of the slowest learner of the newest attempt that reports any; negative: unknown."""
-        learners = self._jobs.get(job_id, {}).values()
-        newest = max((learner.attempt for learner in learners), default=0)
-        gang = [learner for learner in learners if learner.attempt == newest]
+        gang = [learner for _, learner in self._gang(job_id)]
         progress = min((learner.progress for learner in gang if learner.progress >= 0), default=UNKNOWN)
         return progress, max((learner.eta_ms for learner in gang), default=UNKNOWN)
+
+    def _gang(self, job_id: str) -> list[tuple[str, _Learner]]:
+        """The learners of the newest attempt, by name."""
+        learners = self._jobs.get(job_id, {})
+        newest = max((learner.attempt for learner in learners.values()), default=0)
+        return [(name, learner) for name, learner in sorted(learners.items()) if learner.attempt == newest]
 
     def forget(self, job_id: str) -> None:
         self._jobs.pop(job_id, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -303,7 +302,7 @@ def test_a_dry_run_works_without_a_platform(weft: Weft, code: Path, monkeypatch:
 def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform, code: Path, tmp_path: Path) -> None:
     out, code_ = in_terminal(
         [sys.executable, "-c", "from weft._cli.main import main; main()", "train", str(code)],
-        {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key, "XDG_CONFIG_HOME": str(tmp_path)},
+        {**variables(weft_up), "XDG_CONFIG_HOME": str(tmp_path)},
     )
     assert code_ == 0
     assert "COMPLETED" in out
@@ -314,22 +313,20 @@ def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform
 
 def in_terminal(command: list[str], environment: dict[str, str], typed: str = "") -> tuple[str, int]:
     """Runs a command on a pseudo-terminal where ``typed`` was typed ahead: what it drew, and its exit code."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", **environment},
-    )  # fmt: skip
-    os.close(theirs)
-    os.write(ours, typed.encode())
-    drawn = bytearray()
-    try:
-        while chunk := os.read(ours, 65_536):
-            drawn += chunk
-    except OSError:  # Linux: the other side is closed
-        pass
-    finally:
-        os.close(ours)
-    return drawn.decode(errors="replace"), process.wait(timeout=HANG_S)
+    with Screen(command, environment) as screen:
+        screen.type(typed)
+        code = screen.end()
+        return screen.drawn, code
+
+
+def variables(platform: Platform) -> dict[str, str]:
+    """By which a command finds this platform."""
+    return {"WEFT_URL": platform.url, "WEFT_KEY": platform.key}
+
+
+def let_go(platform: Platform, job: str) -> None:
+    """Lets the program of a job continue that waits for the file ``go``."""
+    (platform.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
 
 
 BAR = """\
@@ -345,11 +342,11 @@ for percent in range(100):
 def test_progress_bar_is_shown_live_and_stored_as_it_was_last(weft: Weft, weft_up: Platform, code: Path) -> None:
     (code / "train.py").write_text(BAR)
     job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
-    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    environment = variables(weft_up)
     with Screen([WEFT_COMMAND, "logs", "-f", job], environment) as screen, Client(weft_up.url, weft_up.key) as client:
         screen.wait("training  30%")
         assert [bar["text"] for bar in client.jobs.progress(job)["bars"]] == ["training  30%"]
-        (weft_up.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
+        let_go(weft_up, job)
         assert screen.end() == 0
         assert weft("logs", job).out == "training  99%\n"
         assert client.jobs.progress(job)["bars"] == []
@@ -370,7 +367,7 @@ while not os.path.exists(os.path.join(os.environ["JOB_STATE_DIR"], "go")):
 def test_live_view_fits_a_terminal_that_is_resized(weft: Weft, weft_up: Platform, code: Path) -> None:
     (code / "train.py").write_text(HELD)
     job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
-    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    environment = variables(weft_up)
     with Screen([WEFT_COMMAND, "watch", job], environment, columns=100) as screen:
         screen.wait("held " + "x" * 60)
         screen.wait("loss 0.05")
@@ -380,14 +377,14 @@ def test_live_view_fits_a_terminal_that_is_resized(weft: Weft, weft_up: Platform
             # The output is printed again above the curve, and nothing is wider than the terminal.
             assert "held" in frame
             assert max(len(line) for line in frame.splitlines()) <= columns, frame
-        (weft_up.home / "node" / job / "1" / "worker-0" / JOB_FOLDER / "go").touch()
+        let_go(weft_up, job)
         assert screen.end() == 0
 
 
 def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform, code: Path) -> None:
     (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
     jobs = [weft("train", code, "-o", "name").out.strip() for _ in range(2)]
-    environment = {"WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key}
+    environment = variables(weft_up)
     command = [str(Path(sys.executable).with_name("weft"))]
     with Client(weft_up.url, weft_up.key) as client:
         for action in (["kill"], ["delete", "--kill"]):
@@ -462,7 +459,7 @@ def test_ctrl_c_ends_following_but_not_the_job(weft: Weft, weft_up: Platform, co
     follower = subprocess.Popen(
         [sys.executable, "-c", hears + "from weft._cli.main import main; main()", what, "-f", job],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1", "WEFT_URL": weft_up.url, "WEFT_KEY": weft_up.key},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **variables(weft_up)},
     )  # fmt: skip
     assert follower.stdout is not None
     try:

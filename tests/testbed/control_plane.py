@@ -207,17 +207,9 @@ class ControlPlane:
             if topic in {"submitted", "released"}:
                 dispatcher.wake()
 
-        loops = (
-            background.copy_histories,
-            background.collect,
-            background.watch_cluster,
-            background.watch_wakes,
-            background.find_unreadable,
-        )
-        work = [dispatcher.run, *(_until_stopping(loop) for loop in loops)]
-        if launcher is not None:
-            guardians = GuardianJobs(ports.jobs, wire.wrap(launcher, "launcher"), instrumentation)
-            work.append(_until_stopping(lambda: background.keep_guardians(guardians)))
+        wrapped = wire.wrap(launcher, "launcher") if launcher is not None else None
+        guardians = GuardianJobs(ports.jobs, wrapped, instrumentation) if wrapped is not None else None
+        work = [dispatcher.run, *(_until_stopping(loop) for loop in background.loops(guardians))]
         return await self._start(wire, membership, work, on_hint, dispatcher)
 
     async def _start(

@@ -20,8 +20,6 @@ def explanation(answer: Mapping[str, Any], name: str, columns: int) -> str:
 
 def startup_text(steps: list[str], columns: int) -> str:
     """The lines of the start-up under their title; empty without steps."""
-    return (
-        wrapped("\n".join(["  start-up:", *(f"{_INDENT}{step}" for step in steps)]), columns, indent=_INDENT)
-        if steps
-        else ""
-    )
+    if not steps:
+        return ""
+    return wrapped("\n".join(["  start-up:", *(f"{_INDENT}{step}" for step in steps)]), columns, indent=_INDENT)

@@ -257,9 +257,11 @@ async def get_logs(services: ApiServices, principal: Principal, job_id: str, par
     else:
         # Only a page that was cut ends with its last line; there may still be nothing beyond it.
         more = bool(lines) and through == lines[-1].seq and (await services.telemetry.summary(job_id)).lines > through
-    previous = None
-    if query.tail is not None:
-        previous = page.stopped_at if partial else lines[0].seq if lines and page.more else None
+    previous: int | None = None
+    if query.tail is not None and partial:
+        previous = page.stopped_at
+    elif query.tail is not None and lines and page.more:
+        previous = lines[0].seq
     return GetLogsReply(
         lines=[_line(line) for line in lines], next=through, more=more, previous=previous, partial=partial
     )

@@ -179,7 +179,7 @@ def describe_excess(gang: Gang, capacity: Sequence[Free]) -> str:
     ]
     if short:
         return f"it requests {'; '.join(short)}"
-    return f"{describe_shortage(gang, capacity).replace(' free)', ' in all)')}"
+    return describe_shortage(gang, capacity).replace(" free)", " in all)")
 
 
 def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, float]:

@@ -183,7 +183,7 @@ async def _refuse_used(stores: Stores) -> None:
     if content:
         raise Conflict(
             f"the platform in {stores.settings.home} is not empty: it has {', '.join(content)}. Restore into another "
-            "WEFT_HOME (and another database), or use --replace: it removes what is there first"
+            "WEFT_HOME (and another database), or use --replace: it removes this content first"
         )
 
 

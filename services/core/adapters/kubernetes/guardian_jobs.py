@@ -16,6 +16,7 @@ import yaml
 
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api, collection
+from services.core.adapters.kubernetes.pods import lost_node_tolerations
 from services.core.domain.errors import Duplicate, InvalidRequest
 
 Document = dict[str, Any]
@@ -23,8 +24,6 @@ GUARDED_JOB: Final = "WEFT_GUARDED_JOB"
 _COMPONENT: Final = "guardian-job"
 _CRASHES: Final = 20
 """Then the Job fails, and the lcm makes another one: its pod may be on a machine where no Guardian can run."""
-_LOST_AFTER_S: Final = 5
-"""A Guardian on a lost node is replaced so long after the loss is known. Kubernetes' default is five minutes."""
 
 
 def render(template: Mapping[str, Any], job_id: str, *, namespace: str, installation: str) -> Document:
@@ -35,7 +34,7 @@ def render(template: Mapping[str, Any], job_id: str, *, namespace: str, installa
     metadata["labels"] = {**metadata.get("labels", {}), **labels}
     spec: Document = pod["spec"]
     spec["restartPolicy"] = "OnFailure"
-    spec["tolerations"] = [*spec.get("tolerations", []), *_lost_node_tolerations()]
+    spec["tolerations"] = [*spec.get("tolerations", []), *lost_node_tolerations()]
     spec["securityContext"] = {
         **spec.get("securityContext", {}), "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"},
     }  # fmt: skip
@@ -77,16 +76,6 @@ def read_template(file: Path) -> Document:
     if not isinstance(containers, list) or not containers:
         raise InvalidRequest(f"WEFT_KUBERNETES_GUARDIAN_TEMPLATE: the pod of {file} has no container")
     return dict(template)
-
-
-def _lost_node_tolerations() -> list[Document]:
-    return [
-        {
-            "key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute",
-            "tolerationSeconds": _LOST_AFTER_S,
-        }
-        for state in ("not-ready", "unreachable")
-    ]  # fmt: skip
 
 
 class KubernetesGuardianJobs:

@@ -280,16 +280,20 @@ def _claim_mounts(plan: AttemptPlan) -> list[Document]:
 
 def _tolerations(options: KubernetesOptions, learner: LearnerPlan) -> list[Document]:
     """A lost node's pods end soon. Nodes with GPUs are mostly tainted with the name of the resource."""
-    lost = [
+    return lost_node_tolerations() + ([{"key": options.gpu_resource, "operator": "Exists"}] if learner.gpus else [])
+
+
+def lost_node_tolerations() -> list[Document]:
+    """A pod is removed ``_LOST_AFTER_S`` after the loss of its node is known. Kubernetes' default is five minutes."""
+    return [
         {
             "key": f"node.kubernetes.io/{state}",
             "operator": "Exists",
             "effect": "NoExecute",
-            "tolerationSeconds": seconds,
+            "tolerationSeconds": _LOST_AFTER_S,
         }
-        for state, seconds in (("not-ready", _LOST_AFTER_S), ("unreachable", _LOST_AFTER_S))
+        for state in ("not-ready", "unreachable")
     ]
-    return lost + ([{"key": options.gpu_resource, "operator": "Exists"}] if learner.gpus else [])
 
 
 def _mount(volume: str, path: str, *, read_only: bool = False) -> Document:
