@@ -79,7 +79,7 @@ class Platform:
         assert process is not None, f"{service} does not run"
         return process
 
-    def again(self, service: str, killed: ProcessIdentity | None) -> bool:
+    def again(self, service: str, killed: ProcessIdentity) -> bool:
         """Whether the supervisor has started the service anew."""
         return self.running(service) not in {None, killed}
 
