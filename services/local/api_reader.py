@@ -11,13 +11,21 @@ from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from services.core.adapters.folder.secret_files import SecretFiles
-from services.core.domain.errors import Unavailable
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.home import Home
 
 
 def admin_key(home: Home) -> str:
     """Returns the first administrator's key; empty before the api has made it."""
     return (SecretFiles(home / "secrets").get("admin-key") or b"").decode().strip()
+
+
+def key_or_empty(home: Home) -> str:
+    """The same; empty also if it cannot be read."""
+    try:
+        return admin_key(home)
+    except WeftError:
+        return ""
 
 
 def read_api(home: Home, path: str, *, timeout_s: float) -> Any:

@@ -29,7 +29,7 @@ from services.core.runtime.processes import (
     send_signal,
     wait_gone,
 )
-from services.local.api_reader import admin_key
+from services.local.api_reader import admin_key, key_or_empty
 from services.local.backup.commands import Backups, read_settings, settings_of_running_platform
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
@@ -157,8 +157,9 @@ class Platform(Backups):
                 raise WeftError(f"not ready after {UP_TIMEOUT_S:.0f} s: {slow}; see {home / 'logs'}")
             if supervisor_of(home) is not None:
                 self._check_start_failures(home, waiting)
+                key = key_or_empty(home)  # the api makes it while it starts
                 for name in sorted(waiting):
-                    why[name] = not_ready(home, name)
+                    why[name] = not_ready(home, name, key)
                 for name in sorted(name for name in waiting if not why[name]):
                     waiting.discard(name)
                     report(f"{name} is ready")
@@ -218,8 +219,7 @@ class Platform(Backups):
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
-        # The folder is empty without learners: no process is started to look for them.
-        if not keep_jobs and (place / "node").is_dir() and any((place / "node").iterdir()):
+        if not keep_jobs and (place / "node").is_dir() and (was_running is not None or _learners_left(place)):
             from services.local.learners import end_all
 
             end_all(place)
@@ -307,6 +307,11 @@ class Platform(Backups):
         from services.local.spec_check import check
 
         return check(document)
+
+
+def _learners_left(home: Home) -> bool:
+    """Whether the node agent's folder holds anything besides its own; without, no process is started to look."""
+    return any(entry.name != ".agent" for entry in (home / "node").iterdir())
 
 
 def changed_settings(home: Home, options: Mapping[str, object]) -> list[str]:

@@ -17,7 +17,7 @@ from services.core.runtime.home import Home
 from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, read_live_process
-from services.local.api_reader import admin_key, read_api
+from services.local.api_reader import key_or_empty, read_api
 from services.local.quarantine_report import reported_quarantine
 
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
@@ -28,10 +28,10 @@ def supervisor_of(home: Home) -> ProcessIdentity | None:
     return read_live_process(home / "run" / "supervisor.json")
 
 
-def not_ready(home: Home, service: str) -> str:
-    """Why the service is not ready; empty if it is."""
+def not_ready(home: Home, service: str, key: str) -> str:
+    """Why the service is not ready; empty if it is. ``key``: an administrator's."""
     try:
-        headers = {"Authorization": f"Bearer {admin_key(home)}"}
+        headers = {"Authorization": f"Bearer {key}"}
         answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2, headers=headers)
         failing = json.loads(answer.body).get("failing", {service: "not ready"})
     except ConnectionRefusedError:  # nothing listens at its socket yet
@@ -56,10 +56,11 @@ def status(place: Home) -> dict[str, Any]:
     except (OSError, ValueError, WeftError):
         state, addresses = {"services": []}, {}
     services = []
+    key = key_or_empty(place) if state["services"] else ""
     for service in state["services"]:
         name = service["name"]
         lives = read_live_process(place / "run" / f"{name}.json") is not None
-        why = not_ready(place, name) if lives and f"{name}-ops" in addresses else ""
+        why = not_ready(place, name, key) if lives and f"{name}-ops" in addresses else ""
         services.append(
             {
                 "name": name,
