@@ -66,7 +66,10 @@ UP_AND_DOWN: Final = (
     '"$weft" status --home "/tmp/a home" && "$weft" down --home "/tmp/a home" --purge --yes'
 )
 ODD: Final = "../an odd folder"
-MAKE_ODD: Final = f'mkdir -p "{ODD}/services" && echo "exit(9)" > "{ODD}/queue.py" && echo "exit(9)" > "{ODD}/services/__init__.py" && '
+MAKE_ODD: Final = (
+    f'mkdir -p "{ODD}/services" && echo "exit(9)" > "{ODD}/queue.py" && '
+    f'echo "exit(9)" > "{ODD}/services/__init__.py" && '
+)
 
 
 @dataclass(frozen=True, slots=True)
