@@ -1,26 +1,29 @@
 """Try a checkout on fresh machines: minimal Debian root file systems, an ordinary user, paths with spaces, umask 077.
 
-    python scripts/fresh_machines.py                            make demo on Debian 12 and 13, then again offline
-    python scripts/fresh_machines.py --suite trixie --run "make setup"
+    python scripts/fresh_machines.py                               every step on Debian 12 and 13
+    python scripts/fresh_machines.py --suite trixie --step demo    one row of the table; steps that need it follow
     python scripts/fresh_machines.py --interpreter /opt/python3.12
 
 Needs root, mmdebstrap, util-linux and a network. Each machine is a root file system of its own, made by mmdebstrap and
-entered by unshare with mounts and process ids of its own; the second run has no network. What is committed is tried.
-pip's and uv's settings, and the authorities of this system, count there, too. Prints a table; exits with 1 if a run
-failed. Nothing is left but the logs of failed runs.
+entered by unshare with mounts and process ids of its own; steps without a network have no network interface but
+loopback. What is committed is tried. pip's and uv's settings, and the authorities of this system, count there, too.
+
+Machines and results are kept in build/fresh, so a run that was interrupted continues with the steps without a result;
+--again forgets them. Prints the table, and writes it to docs/fresh-machines.md; exits with 1 if a step failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -48,14 +51,65 @@ exec chroot "$1" /bin/sh -c 'ip link set lo up 2> /dev/null || true
 """Root file system, interpreter's folder (may be empty), folder, user, command."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One row of the table."""
+TOO_LONG: Final = 124
+FOLDER: Final = ROOT / "build" / "fresh"
+PAGE: Final = ROOT / "docs" / "fresh-machines.md"
+HEAD: Final = """\
+# Fresh machines
 
-    machine: str
+Made by `scripts/fresh_machines.py` on {day}, at commit {commit}. Each machine is a minimal Debian of mmdebstrap
+(`make`, `python3`, `python3-venv`, `ca-certificates` added), with an ordinary user, spaces in the paths, and umask 077.
+
+"""
+UP_AND_DOWN: Final = (
+    'weft="$PWD/.venv/bin/weft"; cd "{folder}"; "$weft" up --home "/tmp/a home" && '
+    '"$weft" status --home "/tmp/a home" && "$weft" down --home "/tmp/a home" --purge --yes'
+)
+ODD: Final = "../an odd folder"
+MAKE_ODD: Final = (
+    f'mkdir -p "{ODD}/services" && echo "exit(9)" > "{ODD}/queue.py" && '
+    f'echo "exit(9)" > "{ODD}/services/__init__.py" && '
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row of the table on each machine; later steps use what the first ones made."""
+
+    name: str
+    what: str
     command: str
-    network: bool
+    network: bool = True
+
+
+HERE: Final = UP_AND_DOWN.format(folder=".")
+STEPS: Final = (
+    Step("demo", "`make demo`", "make demo"),
+    Step("offline", "`make demo` again, without a network", "make demo", network=False),
+    Step(
+        "odd-folder", "`weft up` in a folder with `services/` and `queue.py`",
+        MAKE_ODD + UP_AND_DOWN.format(folder=ODD),
+    ),
+    Step(
+        "python-path", "`make setup` with PYTHONPATH and PYTHONHOME set",
+        f'{MAKE_ODD}PYTHONPATH="{ODD}" PYTHONHOME=/nowhere make setup',
+    ),
+    Step("no-home", "`make setup` and `weft up` without HOME", f"unset HOME; make setup && {HERE}"),
+    Step("root-home", "`make setup` and `weft up` with HOME=/", f"export HOME=/; make setup && {HERE}"),
+    Step("fixed-home", "`make setup` with a HOME that cannot be written", "HOME=/proc/self make setup"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a step ended on a machine."""
+
+    commit: str
+    machine: str
+    step: str
+    python: str
     code: int
+    seconds: int
 
 
 def make_machine(suite: str, root: Path) -> None:
@@ -75,8 +129,8 @@ def make_machine(suite: str, root: Path) -> None:
     subprocess.run(["chown", "-R", f"{USER}:{USER}", str(root / HOME.removeprefix("/"))], check=True)
 
 
-def run_inside(root: Path, command: str, log: Path, *, network: bool, interpreter: str) -> int:
-    """Runs the command as the user. Returns its exit code; its output is in ``log``."""
+def run_inside(root: Path, command: str, log: Path, *, network: bool, interpreter: str, within_s: float) -> int:
+    """Runs the command as the user. Returns its exit code, 124 after the limit; its output is in ``log``."""
     kept = {name: value for name, value in os.environ.items() if name.upper().startswith(SETTINGS)}
     environment: Mapping[str, str] = {
         **kept, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
@@ -85,45 +139,68 @@ def run_inside(root: Path, command: str, log: Path, *, network: bool, interprete
     separate = ["--mount", "--pid", "--fork", "--kill-child", *([] if network else ["--net"])]
     inside = ["/bin/sh", "-c", INIT, "sh", str(root), interpreter, CHECKOUT, str(USER), command]
     with log.open("wb") as output:
-        return subprocess.run(
-            ["unshare", *separate, *inside], env=environment, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, check=False,
-        ).returncode  # fmt: skip
+        try:
+            return subprocess.run(
+                ["unshare", *separate, *inside], env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, check=False, timeout=within_s,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return TOO_LONG
 
 
-def try_machine(suite: str, command: str, interpreter: str, folder: Path) -> list[Run]:
-    """Runs the command with a network, and again without."""
+def try_machine(
+    suite: str, steps: Sequence[Step], done: list[Result], *, interpreter: str, commit: str, within_s: float
+) -> None:
+    """Runs the steps that have no result yet, and adds theirs to ``done`` and to the file of results."""
     machine = f"{SUITES[suite]}{f', {interpreter}' if interpreter else ''}"
-    root = Path(tempfile.mkdtemp(prefix="weft-fresh-"))
-    root.chmod(0o755)
-    runs: list[Run] = []
-    try:
+    root = FOLDER / f"{suite}{interpreter.replace('/', '-')}"
+    had = {result.step for result in done if result.machine == machine}
+    if not (root / "made").exists():
+        remove(root)
         print(f"{machine}: making a root file system", flush=True)
         make_machine(suite, root)
-        for network in (True, False):
-            print(f"{machine}: {command}{'' if network else ', without a network'}", flush=True)
-            log = folder / f"{suite}-{'online' if network else 'offline'}.log"
-            code = run_inside(root, command, log, network=network, interpreter=interpreter)
-            if code:
-                print(
-                    f"  exit code {code}; the end of {log}:",
-                    *log.read_text(errors="replace").splitlines()[-15:],
-                    sep="\n  ",
-                )
-            else:
-                log.unlink()
-            runs.append(Run(machine, command, network, code))
-    finally:
-        # Mounts were made in the machine's own mount namespace, which has ended: this removes files only.
-        subprocess.run(["rm", "-rf", "--one-file-system", str(root)], check=True)
-    return runs
+        (root / "made").touch()
+    for step in (step for step in steps if step.name not in had):
+        print(f"{machine}: {step.name}: {step.command}", flush=True)
+        log, began = FOLDER / f"{root.name}-{step.name}.log", time.monotonic()
+        code = run_inside(root, step.command, log, network=step.network, interpreter=interpreter, within_s=within_s)
+        lines = log.read_text(errors="replace").splitlines()
+        if code:
+            print(f"  exit code {code}; the end of {log}:", *lines[-15:], sep="\n  ")
+        python = next((line.partition("ready: ")[2].split(" in ")[0] for line in lines if "ready: Python" in line), "")
+        python = python or next((result.python for result in done if result.machine == machine), "")
+        done.append(Result(commit, machine, step.name, python, code, round(time.monotonic() - began)))
+        (FOLDER / "results.json").write_text(json.dumps([asdict(result) for result in done], indent=1))
+    if {step.name for step in STEPS} <= {result.step for result in done if result.machine == machine}:
+        remove(root)
+
+
+def remove(root: Path) -> None:
+    """Removes a folder that may hold machines."""
+    # Mounts were made in the machine's own mount namespace, which has ended: this removes files only.
+    subprocess.run(["rm", "-rf", "--one-file-system", str(root)], check=True)
+
+
+def table(results: Sequence[Result]) -> str:
+    """The table of the results, in Markdown."""
+    what = {step.name: step.what for step in STEPS}
+    rows = [
+        f"| {result.machine} | {result.python} | {what[result.step]} "
+        f"| {'works' if result.code == 0 else f'exit code {result.code}'} | {result.seconds} |"
+        for result in results
+    ]
+    return "\n".join(["| machine | Python | what was run | result | seconds |", "|---|---|---|---|---|", *rows]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", action="append", choices=SUITES, help="repeatable; by default all")
-    parser.add_argument("--run", default="make demo", metavar="COMMAND", help="what the user types (make demo)")
+    parser.add_argument(
+        "--step", action="append", choices=[step.name for step in STEPS], help="repeatable; default: all"
+    )
+    parser.add_argument("--within", type=float, default=1800, metavar="SECONDS", help="time limit of a step (1800)")
+    parser.add_argument("--again", action="store_true", help="forget earlier results and machines")
     parser.add_argument(
         "--interpreter", default="", metavar="DIR", help="a Python on this machine, e.g. /opt/python3.12"
     )
@@ -132,16 +209,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.geteuid() != 0 or missing:
         print("this needs root, and mmdebstrap, unshare, setpriv, git; missing:", *missing, file=sys.stderr)
         return 2
-    # A terminated run removes its root file system, too.
+    # A terminated run ends its machine's processes, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    folder = ROOT / "build" / "fresh"
-    folder.mkdir(parents=True, exist_ok=True)
-    runs = [run for suite in args.suite or SUITES for run in try_machine(suite, args.run, args.interpreter, folder)]
-    print("\n| machine | command | network | result |\n|---|---|---|---|")
-    for run in runs:
-        result = "works" if run.code == 0 else f"exit code {run.code}"
-        print(f"| {run.machine} | `{run.command}` | {'yes' if run.network else 'no'} | {result} |")
-    return int(any(run.code for run in runs))
+    if args.again:
+        remove(FOLDER)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    file = FOLDER / "results.json"
+    done = [Result(**result) for result in json.loads(file.read_text())] if file.exists() else []
+    steps = [step for step in STEPS if not args.step or step.name in args.step]
+    for suite in args.suite or SUITES:
+        try_machine(suite, steps, done, interpreter=args.interpreter, commit=commit, within_s=args.within)
+    order = {step.name: place for place, step in enumerate(STEPS)}
+    done.sort(key=lambda result: (result.machine, order[result.step]))
+    PAGE.write_text(
+        HEAD.format(day=time.strftime("%Y-%m-%d"), commit=", ".join(sorted({r.commit for r in done}))) + table(done)
+    )
+    print(f"\n{table(done)}")
+    return int(any(result.code for result in done))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def _go_on(http: Http, url: str, artifact: Artifact, part: Path, count: Callable
             headers = {"Range": f"bytes={have}-", "If-Range": artifact.etag} if have else {}
             # Bytes as they are stored: a length that was compressed on the way could not be gone on with.
             with http.open(url, headers={"Accept-Encoding": "identity", **headers}) as response:
-                if have and response.status_code != 206:
+                if have and response.status != 206:
                     file.truncate(0)
                     have = 0
                 for chunk in response.iter_bytes():  # as they come: a cut must not cost what is here already

@@ -14,8 +14,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
-import httpx2
-
 from weft._errors import ConnectionFailed, Internal, Unavailable, WeftError, from_problem
 from weft._http import Http
 from weft._stream import RETRY_FOR_S, End, Event, end_of
@@ -89,9 +87,9 @@ class Follow:
         if self._token:
             headers["Last-Event-ID"] = self._token
         stream = self._http.open(self._path, params=self._params, headers=headers, silence_s=STREAM_SILENCE_S)
-        with stream as response:
+        with stream as response, closing(response.events()) as events:
             try:
-                for event in httpx2.EventSource(response):
+                for event in events:
                     self._heard_at = self._clock()
                     document = json.loads(event.data)
                     if event.event == "error":
@@ -102,5 +100,5 @@ class Follow:
                     # The id of the parser is sticky: an event without one repeats the one before.
                     self._token = event.id or self._token
                     yield Event(event.event, document, event.id)
-            except (httpx2.SSEError, ValueError) as garbled:
+            except ValueError as garbled:
                 raise Internal(f"the stream is garbled ({garbled}): is this the address of a Weft platform?") from None

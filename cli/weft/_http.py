@@ -17,26 +17,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import httpx2
-
-from weft._errors import InvalidRequest, WeftError
+from weft._errors import WeftError
 from weft._profile import Profile
+from weft._transport import Transport
 from weft._wire import (
     FIRST_RETRY_FOR_S,
     RETRY_FOR_S,
+    Answer,
     NeverSent,
-    client_options,
     json_object,
     once_only,
     pause_s,
     present,
     problem_of,
-    typed_errors,
     worth_retrying,
 )
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from weft._httpx import Stream
+
+T = TypeVar("T")
+_UPLOAD_ANSWER_S = 300.0
 
 
 class Http:
@@ -59,13 +65,10 @@ class Http:
         self._clock = clock
         self._sleep = sleep
         self._answered = False
-        try:
-            self._client = httpx2.Client(**client_options(profile), transport=transport)
-        except httpx2.InvalidURL as wrong:
-            raise InvalidRequest(f"the address of this profile cannot be used: {wrong}") from None
+        self._transport = Transport(profile, transport=transport)
 
     def close(self) -> None:
-        self._client.close()
+        self._transport.close()
 
     def json(
         self,
@@ -78,33 +81,31 @@ class Http:
         safe: bool | None = None,
     ) -> dict[str, Any]:
         """Send and read a JSON object. ``safe``: may be sent twice; by default, GET and POST are."""
-        sent = once_only(method, headers)
-        response = self.send(
-            lambda: self._client.build_request(method, path, params=present(params), json=body, headers=sent),
+        sent, query = once_only(method, headers), present(params)
+        answer = self._send(
+            lambda: self._transport.request(method, path, params=query, body=body, headers=sent),
             safe=method in {"GET", "POST"} if safe is None else safe,
         )
-        return json_object(response)
+        return json_object(answer)
 
     def upload(self, path: str, *, parts: Callable[[], list[tuple[str, Any]]], key: str) -> dict[str, Any]:
         """POST a multipart form under an idempotency key. ``parts`` gives fresh, rewound parts for each try."""
         headers = {"Idempotency-Key": key}
         # No limit on writing: the network decides how long an upload takes. A long read: the platform stores it.
-        slow = httpx2.Timeout(300.0, connect=5.0)
-        response = self.send(
-            lambda: self._client.build_request("POST", path, files=parts(), headers=headers, timeout=slow), safe=True
+        answer = self._send(
+            lambda: self._transport.upload(path, parts=parts(), headers=headers, answer_s=_UPLOAD_ANSWER_S), safe=True
         )
-        return json_object(response)
+        return json_object(answer)
 
-    def send(self, build: Callable[[], httpx2.Request], *, safe: bool) -> httpx2.Response:
-        """The answer to the request that ``build`` makes, tried again as the module says; a typed error otherwise."""
+    def _send(self, request: Callable[[], Answer], *, safe: bool) -> Answer:
+        """The answer to the request, tried again as the module says; a typed error otherwise."""
 
-        def once() -> httpx2.Response:
-            with self._wrapped():
-                response = self._client.send(build())
+        def once() -> Answer:
+            answer = request()
             self._answered = True
-            if not response.is_success:
-                raise problem_of(response)
-            return response
+            if not answer.is_success:
+                raise problem_of(answer)
+            return answer
 
         return self._with_retries(once, safe=safe)
 
@@ -116,28 +117,23 @@ class Http:
         params: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         silence_s: float = 60.0,
-    ) -> Generator[httpx2.Response, None]:
+    ) -> Generator[Stream, None]:
         """A GET whose body is read while it comes. Tried again until it begins; the caller handles a later cut."""
-        timeout = httpx2.Timeout(silence_s, connect=5.0)
 
-        def once() -> httpx2.Response:
-            request = self._client.build_request(
-                "GET", path, params=present(params), headers=dict(headers or {}), timeout=timeout
+        def once() -> Stream:
+            stream = self._transport.open(
+                path, params=present(params), headers=dict(headers or {}), silence_s=silence_s
             )
-            with self._wrapped():
-                response = self._client.send(request, stream=True)
-                self._answered = True
-                if not response.is_success:
-                    with closing(response):
-                        response.read()
-                    raise problem_of(response)
-            return response
+            self._answered = True
+            if not stream.is_success:
+                with closing(stream):
+                    raise problem_of(stream.read())
+            return stream
 
-        response = self._with_retries(once, safe=True)
-        with closing(response), self._wrapped():
-            yield response
+        with closing(self._with_retries(once, safe=True)) as stream:
+            yield stream
 
-    def _with_retries(self, once: Callable[[], httpx2.Response], *, safe: bool) -> httpx2.Response:
+    def _with_retries(self, once: Callable[[], T], *, safe: bool) -> T:
         began, attempt = self._clock(), 0
         while True:
             try:
@@ -152,6 +148,3 @@ class Http:
                 self._on_wait(failed)
                 self._sleep(pause)
                 attempt += 1
-
-    def _wrapped(self) -> AbstractContextManager[None]:
-        return typed_errors(self.profile.url)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -100,6 +99,8 @@ def write_config(config: Config, path: Path | None = None) -> None:
     }
     document = {"current": config.current, "profiles": profiles}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    import tempfile  # noqa: PLC0415 - most commands only read
+
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".config-")  # made with mode 0600
     with ExitStack() as on_failure:
         on_failure.callback(Path(temporary).unlink, missing_ok=True)

@@ -1,19 +1,16 @@
-"""Requests and answers, for both clients: retry limits, headers, problem documents and their errors."""
+"""Requests and answers, for both clients and all transports: retry limits, headers, problem documents, their errors."""
 
 from __future__ import annotations
 
+import json
 import os
-import random
-import ssl
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-import httpx2
 
 from weft._errors import ConnectionFailed, InvalidRequest, Unavailable, WeftError, from_problem
 from weft._profile import Profile, is_loopback
-from weft._version import sdk_version
+from weft._version import SDK_VERSION
 
 # How long a request is tried before and after the platform has answered this client, in seconds. An api that dies is
 # back within 2 s (promises.md, R6); 20 s also covers a machine that is starting.
@@ -24,10 +21,34 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 
 # An event stream sends a comment every 15 s: three lost ones mean that it is dead.
 STREAM_SILENCE_S = 45.0
-TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-def pause_s(attempt: int, *, jitter: Callable[[], float] = random.random) -> float:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer of the platform. The names of ``headers`` are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return is_success(self.status)
+
+
+def is_success(status: int) -> bool:
+    return 200 <= status < 300
+
+
+def _chance() -> float:
+    """A random number from 0 to 1, without the module `random`, which takes 10 ms to import."""
+    return int.from_bytes(os.urandom(4), "big") / 2**32
+
+
+def pause_s(attempt: int, *, jitter: Callable[[], float] = _chance) -> float:
     """Seconds to wait before try number ``attempt`` + 2: doubling, between half and the whole of each step."""
     return float(min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)) * (0.5 + jitter() / 2)
 
@@ -36,21 +57,17 @@ class NeverSent(ConnectionFailed):
     """No connection could be made: the platform cannot have seen the request."""
 
 
-@contextmanager
-def typed_errors(url: str) -> Generator[None, None, None]:
-    """Turn what the HTTP library raises into the SDK's errors."""
-    try:
-        yield
-    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as failed:
-        host = httpx2.URL(url).host
-        todo = "start it with `weft up`" if is_loopback(host) else "check the address (`weft profile`) and the network"
-        raise NeverSent(f"nothing answers at {url} ({_reason(failed)}); {todo}") from failed
-    except httpx2.TimeoutException as failed:
-        raise ConnectionFailed(f"{url} does not answer in time; try again") from failed
-    except httpx2.TransportError as failed:
-        raise ConnectionFailed(f"the connection to {url} broke ({_reason(failed)}); try again") from failed
-    except httpx2.InvalidURL as failed:
-        raise InvalidRequest(f"'{url}' is no address of a platform: {failed}") from failed
+def never_sent(url: str, host: str, failed: Exception) -> NeverSent:
+    todo = "start it with `weft up`" if is_loopback(host) else "check the address (`weft profile`) and the network"
+    return NeverSent(f"nothing answers at {url} ({_reason(failed)}); {todo}")
+
+
+def timed_out(url: str) -> ConnectionFailed:
+    return ConnectionFailed(f"{url} does not answer in time; try again")
+
+
+def broken(url: str, failed: Exception) -> ConnectionFailed:
+    return ConnectionFailed(f"the connection to {url} broke ({_reason(failed)}); try again")
 
 
 def _reason(failed: Exception) -> str:
@@ -58,22 +75,12 @@ def _reason(failed: Exception) -> str:
     return "connection refused" if "refused" in text.lower() else text
 
 
-def client_options(profile: Profile) -> dict[str, Any]:
-    """Of the HTTP library's client, for this platform and key. InvalidRequest where they cannot be used."""
-    try:
-        address = httpx2.URL(profile.url)
-        headers = {"Authorization": f"Bearer {profile.key}"} if profile.key else {}
-        headers["User-Agent"] = f"weft-sdk/{sdk_version()}"
-        profile.key.encode("ascii")
-    except (httpx2.InvalidURL, UnicodeEncodeError) as wrong:
-        raise InvalidRequest(f"the address or key of this profile cannot be used: {wrong}") from None
-    # Reading the system's certificates takes longer than all else that `weft list` does. Without them nothing is
-    # trusted: should anything ever be asked over TLS here, it fails.
-    trust = True if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return {
-        "base_url": profile.url, "headers": headers, "timeout": TIMEOUT, "trust_env": not is_loopback(address.host),
-        "verify": trust,
-    }  # fmt: skip
+def common_headers(profile: Profile) -> dict[str, str]:
+    """The headers of every request with this key. Raises InvalidRequest if the key cannot be a header's value."""
+    if not (profile.key.isascii() and profile.key.isprintable()):
+        raise InvalidRequest("the key of this profile cannot be used: it has characters that no key has")
+    headers = {"Authorization": f"Bearer {profile.key}"} if profile.key else {}
+    return {**headers, "User-Agent": f"weft-sdk/{SDK_VERSION}"}
 
 
 def once_only(method: str, headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -88,27 +95,26 @@ def worth_retrying(failed: WeftError) -> bool:
     return isinstance(failed, ConnectionFailed) or failed.status in _RETRIED
 
 
-def problem_of(response: httpx2.Response) -> WeftError:
+def problem_of(answer: Answer) -> WeftError:
     """The error of an answer that is no success."""
-    if response.is_redirect:
-        where = response.headers.get("location", "elsewhere")
-        return InvalidRequest(f"this address only points to {where}; sign in there: `weft login URL`")
+    if answer.status in _REDIRECTS and "location" in answer.headers:
+        return InvalidRequest(
+            f"this address only points to {answer.headers['location']}; sign in there: `weft login URL`"
+        )
     try:
-        problem = response.json()
+        problem = json.loads(answer.body)
     except ValueError:
         problem = None
     return from_problem(
-        response.status_code,
-        problem if isinstance(problem, dict) else None,
-        retry_after=response.headers.get("retry-after"),
+        answer.status, problem if isinstance(problem, dict) else None, retry_after=answer.headers.get("retry-after")
     )
 
 
-def json_object(response: httpx2.Response) -> dict[str, Any]:
-    if not response.content:
+def json_object(answer: Answer) -> dict[str, Any]:
+    if not answer.body:
         return {}
     try:
-        document = response.json()
+        document = json.loads(answer.body)
     except ValueError:
         document = None
     if not isinstance(document, dict):

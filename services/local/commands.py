@@ -6,27 +6,20 @@ The CLI finds ``PLATFORM`` by its entry point and receives plain dictionaries. N
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import json
 import os
 import shutil
 import signal
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
-from services.core.failpoints.points import under_failpoints
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import Home, default_home
-from services.core.runtime.isolation_report import read_isolation
-from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import (
     ProcessIdentity,
     alive,
@@ -36,12 +29,12 @@ from services.core.runtime.processes import (
     send_signal,
     wait_gone,
 )
+from services.local.api_reader import admin_key, key_or_empty
 from services.local.backup.commands import Backups, read_settings, settings_of_running_platform
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
-from services.local.learners import end_all
 from services.local.pods import image, settings_of_cluster
-from services.local.quarantine_report import admin_key, reported_quarantine
+from services.local.running import count_jobs, not_ready, status, supervisor_of
 
 UP_TIMEOUT_S: Final = 60.0
 START_FAILURES_MOST: Final = 4
@@ -51,8 +44,6 @@ _NOT_OF_THE_PLATFORM: Final = frozenset({
     "WEFT_HOME", "WEFT_URL", "WEFT_KEY", "WEFT_PROFILE", "WEFT_DEBUG", "WEFT_PYTHON", "WEFT_BACKUP_PASSPHRASE",
 })  # fmt: skip
 """Variables of the command line and of set-up."""
-_FAILPOINTS: Final = "failpoints are on: it may die on purpose"
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 Report = Callable[[str], None]
 
 
@@ -61,22 +52,18 @@ def _home(home: str | None) -> Home:
     return with_certificate(place, SUPERVISOR, TlsFiles.given())
 
 
-def _supervisor(home: Home) -> ProcessIdentity | None:
-    return read_live_process(home / "run" / "supervisor.json")
-
-
-def _admin_key(home: Home) -> str:
+def _needed_key(home: Home) -> str:
     """The key that the api creates at its first start. Raises WeftError if there is none yet."""
-    key = asyncio.run(FolderSecretStore(home / "secrets").get("admin-key"))
-    if key is None:
+    key = admin_key(home)
+    if not key:
         raise WeftError(f"the api has not made its admin key in {home.root}; see {home / 'logs' / 'api.log'}")
-    return key.decode().strip()
+    return key
 
 
 def _answer(home: Home, addresses: Mapping[str, str]) -> dict[str, Any]:
     return {
         "url": f"http://{addresses['api']}",
-        "key": _admin_key(home),
+        "key": _needed_key(home),
         "home": str(home.root),
     }
 
@@ -109,7 +96,7 @@ class Platform(Backups):
         place = _home(home)
         prepare(place)
         refuse_half_restored(place)
-        if _supervisor(place) is not None:
+        if supervisor_of(place) is not None:
             report(f"Weft already runs in {place.root}")
             self._wait_ready(place, report)
             options = {"WEFT_NODE_GPUS": gpus, "WEFT_PORT": port or None, **settings_of_cluster(cluster or {})}
@@ -130,7 +117,7 @@ class Platform(Backups):
         try:
             self._wait_ready(place, report, process=process, log_from=begin)
         except (WeftError, KeyboardInterrupt):
-            if _supervisor(place) not in {None, process}:  # another `weft up` won the race for the lock
+            if supervisor_of(place) not in {None, process}:  # another `weft up` won the race for the lock
                 self._wait_ready(place, report)
                 return self._came_up(place, report, started=False)
             self._stop_services(place)  # learners that ran before keep running until the next start
@@ -140,6 +127,8 @@ class Platform(Backups):
     @staticmethod
     def _came_up(home: Home, report: Report, *, started: bool) -> dict[str, Any]:
         """Queues the jobs again that ``down`` had halted. Returns the answer of ``up``."""
+        import asyncio
+
         from services.local.job_drain import queue_again
 
         with settings_of_running_platform(home) as settings:
@@ -166,10 +155,11 @@ class Platform(Backups):
             if time.monotonic() > deadline:
                 slow = ", ".join(f"{name} ({why.get(name, 'does not answer')})" for name in sorted(waiting))
                 raise WeftError(f"not ready after {UP_TIMEOUT_S:.0f} s: {slow}; see {home / 'logs'}")
-            if _supervisor(home) is not None:
+            if supervisor_of(home) is not None:
                 self._check_start_failures(home, waiting)
+                key = key_or_empty(home)  # the api makes it while it starts
                 for name in sorted(waiting):
-                    why[name] = self._not_ready(home, name)
+                    why[name] = not_ready(home, name, key)
                 for name in sorted(name for name in waiting if not why[name]):
                     waiting.discard(name)
                     report(f"{name} is ready")
@@ -187,25 +177,10 @@ class Platform(Backups):
                 log = home / "logs" / f"{service['name']}.log"
                 raise WeftError(f"{service['name']} cannot run: {_last_reason(log, 0)}")
 
-    @staticmethod
-    def _not_ready(home: Home, service: str) -> str:
-        """Why the service is not ready; empty if it is."""
-        try:
-            headers = {"Authorization": f"Bearer {asyncio.run(admin_key(home))}"}
-            answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2, headers=headers)
-            failing = json.loads(answer.body).get("failing", {service: "not ready"})
-        except ConnectionRefusedError:  # nothing listens at its socket yet
-            return "does not answer"
-        except (OSError, http.client.HTTPException, ValueError, WeftError) as error:  # or it died in its answer
-            return str(error) or type(error).__name__
-        if answer.status == http.HTTPStatus.OK:
-            return ""
-        return "; ".join(f"{name}: {reason}" for name, reason in failing.items())
-
     def down_losses(self, home: str | None = None, *, purge: bool = False, now: bool = False) -> list[str]:
         """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""
         place = _home(home)
-        running = _count_jobs(place, ADMITTED) if _supervisor(place) is not None else 0
+        running = count_jobs(place, ADMITTED) if supervisor_of(place) is not None else 0
         losses: list[str] = []
         if running and (now or purge):
             jobs = "1 job runs" if running == 1 else f"{running} jobs run"
@@ -236,16 +211,17 @@ class Platform(Backups):
         continue after the next start, None if the api did not answer; ``halted`` has the ids of the halted jobs.
         """
         place = _home(home)
-        was_running = _supervisor(place)
-        unfinished = _count_jobs(place, set(Status) - RESTING) if was_running is not None else None
+        was_running = supervisor_of(place)
+        unfinished = count_jobs(place, set(Status) - RESTING) if was_running is not None else None
         halted: Sequence[str] = ()
         if was_running is not None and not (now or purge or keep_jobs):
             halted = self._halt_jobs(place, report)
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
-        # The folder is empty without learners: no process is started to look for them.
-        if not keep_jobs and (place / "node").is_dir() and any((place / "node").iterdir()):
+        if not keep_jobs and (place / "node").is_dir() and (was_running is not None or _learners_left(place)):
+            from services.local.learners import end_all
+
             end_all(place)
         if purge and place.root.exists():
             if not (place / "VERSION").exists():
@@ -263,6 +239,8 @@ class Platform(Backups):
     @staticmethod
     def _halt_jobs(home: Home, report: Report) -> Sequence[str]:
         """Halts the running jobs. Reports what could not be halted: the platform stops all the same."""
+        import asyncio
+
         from services.local.job_drain import halt_jobs
 
         try:
@@ -277,7 +255,7 @@ class Platform(Backups):
 
     @staticmethod
     def _stop_services(home: Home) -> None:
-        supervisor = _supervisor(home)
+        supervisor = supervisor_of(home)
         if supervisor is not None:
             send_signal(supervisor, signal.SIGTERM)
             if not wait_gone(supervisor, 60):
@@ -289,43 +267,8 @@ class Platform(Backups):
                 send_signal(orphan, signal.SIGKILL)
 
     def status(self, home: str | None = None) -> dict[str, Any]:
-        """``{running, home, url, grpc, isolation, caches, services, quarantine}``.
-
-        A service is ``{name, state, pid, restarts, address, why}``.
-
-        ``isolation`` is ``{name, why, enforced}``; empty until the node agent has reported it.
-        """
-        place = _home(home)
-        supervisor = _supervisor(place)
-        try:
-            state, addresses = json.loads((place / "run" / "state.json").read_text()), place.addresses()
-        except (OSError, ValueError, WeftError):
-            state, addresses = {"services": []}, {}
-        services = []
-        for service in state["services"]:
-            name = service["name"]
-            lives = read_live_process(place / "run" / f"{name}.json") is not None
-            why = self._not_ready(place, name) if lives and f"{name}-ops" in addresses else ""
-            services.append(
-                {
-                    "name": name,
-                    "state": "ready" if lives and not why else "starting" if lives else "down",
-                    "pid": service["pid"] if lives else None,
-                    "restarts": service["restarts"],
-                    "address": addresses.get(name, ""),
-                    "why": why or (_FAILPOINTS if lives and under_failpoints(service["pid"]) else ""),
-                }
-            )
-        return {
-            "running": supervisor is not None,
-            "home": str(place.root),
-            "url": f"http://{addresses['api']}" if supervisor is not None and "api" in addresses else "",
-            "grpc": addresses.get("api-grpc", "") if supervisor is not None else "",
-            "isolation": reported_isolation(place) if supervisor is not None else {},
-            "caches": reported_caches(place) if supervisor is not None else {},
-            "quarantine": asyncio.run(reported_quarantine(place)) if supervisor is not None else None,
-            "services": services,
-        }
+        """``{running, home, url, grpc, isolation, caches, services, quarantine}``: see ``running.status``."""
+        return status(_home(home))
 
     def doctor(self, home: str | None = None) -> list[dict[str, Any]]:
         """Checks of this machine: ``[{check, ok, detail, fix}]``; ``fix`` is the command that repairs it."""
@@ -356,7 +299,7 @@ class Platform(Backups):
         place = _home(home)
         settings = Settings(home=place.root)
         url = f"http://{place.address('api')}".replace("//0.0.0.0:", "//127.0.0.1:")
-        subject = Subject(settings, url, _admin_key(place), within_s)
+        subject = Subject(settings, url, _needed_key(place), within_s)
         return [asdict(check) for check in examine(subject, skip=skip, report=report)]
 
     def check_spec(self, document: object) -> dict[str, Any]:
@@ -366,12 +309,17 @@ class Platform(Backups):
         return check(document)
 
 
+def _learners_left(home: Home) -> bool:
+    """Whether the node agent's folder holds anything besides its own; without, no process is started to look."""
+    return any(entry.name != ".agent" for entry in (home / "node").iterdir())
+
+
 def changed_settings(home: Home, options: Mapping[str, object]) -> list[str]:
     """The settings, given by option or environment, that differ from those of the running platform: ``NAME=value``.
 
     ``options``: setting -> the value of its option; None: not given.
     """
-    supervisor = _supervisor(home)
+    supervisor = supervisor_of(home)
     if supervisor is None:
         return []
     given = {name: value for name, value in os.environ.items() if _is_platform_setting(name)}
@@ -386,35 +334,6 @@ def _is_platform_setting(name: str) -> bool:
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count} jobs"
-
-
-def _count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
-    """The number of jobs in these statuses, as the api counts them; None if it does not answer."""
-    try:
-        request = urllib.request.Request(
-            f"http://{home.address('api')}/v1/cluster?tenant=*", headers={"Authorization": f"Bearer {_admin_key(home)}"}
-        )
-        with _direct.open(request, timeout=2) as answer:
-            jobs: dict[str, int] = json.load(answer)["jobs"]
-    except (OSError, ValueError, KeyError, WeftError):
-        return None  # for display only: the platform is stopped without it
-    return sum(count for status, count in jobs.items() if status in statuses)
-
-
-def reported_isolation(home: Home) -> dict[str, Any]:
-    """What the node agent reported at its start: the isolation, why no stronger one, what the kernel enforces."""
-    report = read_isolation(home)
-    return {} if report is None else {"name": report.name, "why": report.why, "enforced": list(report.enforced)}
-
-
-def reported_caches(home: Home) -> dict[str, Any]:
-    """What the node agent measured last: ``{bytes: {kind: bytes}, max_bytes}``; empty before that."""
-    try:
-        report = json.loads((home / "run" / "node-caches.json").read_text())
-        sizes = {str(kind): int(size) for kind, size in report["bytes"].items()}
-        return {"bytes": sizes, "max_bytes": int(report["max_bytes"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
 
 
 def _detached(argv: list[str], environment: Mapping[str, str], log: Path) -> ProcessIdentity:

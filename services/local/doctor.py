@@ -65,7 +65,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield "sandbox", True, _sandbox(), ""
     yield _limits(home)
     yield _failpoints(home)
-    yield asyncio.run(quarantine_check(home))
+    yield quarantine_check(home)
 
 
 def _failpoints(home: Home) -> tuple[str, bool, str, str]:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from typing import Any, Final
 
-from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.errors import WeftError
 from services.core.runtime.home import Home
+from services.local.api_reader import read_api
 
 _TIMEOUT_S: Final = 5.0
 _SHOWN: Final = 10
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never behind a proxy
 
 
-async def admin_key(home: Home) -> str:
-    """Returns the first administrator's key; empty before the api has made it."""
-    return (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode().strip()
-
-
-async def reported_quarantine(home: Home) -> dict[str, Any] | None:
+def reported_quarantine(home: Home) -> dict[str, Any] | None:
     """``{held: [{service, kind, place, reason, since, job, advice}], silent: [service]}``; None if the api is away."""
     try:
-        address, key = home.address("api"), await admin_key(home)
-        request = urllib.request.Request(f"http://{address}/v1/quarantine", headers={"Authorization": f"Bearer {key}"})
-        with _direct.open(request, timeout=_TIMEOUT_S) as answer:
-            report: dict[str, Any] = json.load(answer)
-    except (OSError, ValueError, WeftError):
+        report: dict[str, Any] = read_api(home, "/v1/quarantine", timeout_s=_TIMEOUT_S)
+    except WeftError:
         return None
     return report
 
 
-async def quarantine_check(home: Home) -> tuple[str, bool, str, str]:
+def quarantine_check(home: Home) -> tuple[str, bool, str, str]:
     """The check of `weft doctor`: (check, ok, detail, fix)."""
-    report = await reported_quarantine(home)
+    report = reported_quarantine(home)
     if report is None:
         return "quarantine", True, "unknown: the api does not run", ""
     held = report["held"]

@@ -19,8 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.core.adapters.folder import FolderObjectStore
-from services.core.adapters.folder.objects import STAGING
+from services.core.adapters.folder.objects import STAGING, FolderObjectStore
 from services.core.adapters.s3.objects import S3ObjectStore
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.object_store import ObjectMeta, ObjectStore
@@ -378,7 +377,7 @@ async def test_a_full_disk_is_reported_and_leaves_no_file(in_folder: InFolder) -
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from services.core.adapters.folder import FolderObjectStore
+from services.core.adapters.folder.objects import FolderObjectStore
 
 async def chunks():
     yield b"x" * 2**21

@@ -12,7 +12,7 @@ from typing import Protocol
 import pytest
 
 from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
-from services.core.adapters.folder import FolderSecretStore
+from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.adapters.mongo import MongoRecordStore
 from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.domain.errors import InvalidRequest, NoSpace, PermissionDenied, Unavailable

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.api.storage import Storage
-from services.core.adapters.folder import FolderObjectStore
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.system_clock import SystemClock
 from services.core.domain.errors import Unavailable
 from tests.testbed.tripwire import Tripwire

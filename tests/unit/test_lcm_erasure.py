@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.core.adapters.folder import FolderObjectStore
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.sqlite.metrics.store import SqliteMetricStore
 from services.core.domain.errors import InvalidRequest, StaleFence, Unavailable
 from services.core.domain.job import Job, removed

@@ -13,7 +13,8 @@ import pytest
 
 from services.core.runtime.home import Home
 from services.core.runtime.processes import identify, write_process_file
-from services.local.commands import PLATFORM, reported_caches
+from services.local.commands import PLATFORM
+from services.local.running import reported_caches
 from tests.testbed.server import socket_folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from weft._client import Client
@@ -41,6 +40,8 @@ def _last(client: Client) -> str:
 
 
 def _suggestion(client: Client, named: str) -> str:
+    import difflib
+
     names = {job.name for job in client.jobs.list(limit=200)}
     close = difflib.get_close_matches(named, names, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else "; `weft list` shows what there is"

@@ -6,7 +6,6 @@ A group is a tag, ``group=NAME``, that all of its jobs have. Nothing else ties t
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +55,8 @@ def named_jobs(call: Call, jobs: Sequence[str], group: str | None, tag: str | No
 
 def made_name(document: Mapping[str, Any], key: str) -> str:
     """The name of a group that has none: that of the job, and a part that follows from the idempotency key."""
+    import hashlib
+
     return f"{str(document.get('name') or 'job')[:_NAME_MOST]}-{hashlib.sha256(key.encode()).hexdigest()[:6]}"
 
 

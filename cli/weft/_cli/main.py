@@ -6,7 +6,6 @@ what the help says of each stands in the table below (a test keeps it equal to w
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import sys
@@ -99,6 +98,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            import difflib
+
             close = difflib.get_close_matches(name, [*_HOMES, *ALIASES], n=1, cutoff=0.5)
             hint = f"did you mean '{close[0]}'?" if close else "`weft --help` lists what there is."
             raise click.UsageError(f"there is no command '{name}'; {hint}", ctx)
@@ -125,9 +126,9 @@ def weft() -> None:
 
 def _version(ctx: click.Context, given: bool) -> None:
     if given:
-        from weft._version import sdk_version
+        from weft._version import SDK_VERSION
 
-        click.echo(f"weft {sdk_version()}")
+        click.echo(f"weft {SDK_VERSION}")
         ctx.exit()
 
 

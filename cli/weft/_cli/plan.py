@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from weft._archive import Archive, Listing
 from weft._cli.output import width
 from weft._cli.text import amounts, count, one_line, plain, size, wrapped
+
+if TYPE_CHECKING:
+    from weft._archive import Archive, Listing
 
 _LEFT_OUT_SHOWN = 5
 _FITS = {

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import socket
 import stat
 from pathlib import Path
@@ -90,7 +89,7 @@ class SocketPlace:
 
     def __init__(self, path: Path, descriptor: int, lock: int) -> None:
         self._path, self._descriptor, self._lock = path, descriptor, lock
-        self._temporary = f"{_TEMPORARY}{secrets.token_hex(3)}"
+        self._temporary = f"{_TEMPORARY}{os.urandom(3).hex()}"
 
     @classmethod
     def take(cls, path: Path) -> Self:

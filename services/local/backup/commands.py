@@ -7,7 +7,6 @@ Imports are inside the functions, so that other commands do not load what only t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -196,6 +195,8 @@ def _environment(values: dict[str, str]) -> Generator[None]:
 
 
 def _run(work: Awaitable[T]) -> T:
+    import asyncio
+
     async def body() -> T:
         return await work
 

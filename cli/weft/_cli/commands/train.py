@@ -97,7 +97,6 @@ def train_command(
     Following, the exit code is the job's end: 0 COMPLETED, 100 FAILED, 103 KILLED or HALTED. Ctrl-C only stops
     following.
     """  # noqa: D301 - \b is click's: the lines after it stay as they are
-    from weft._archive import make_archive
     from weft._cli.notices import warn
     from weft._cli.output import emit
     from weft._errors import ConnectionFailed, Unauthenticated
@@ -105,7 +104,11 @@ def train_command(
     spec, code_path = _read(where, code, file, name=name, settings=settings)
     implied = "" if code else spec.code_file
     with ExitStack() as stack:
-        archive = stack.enter_context(make_archive(code_path)) if code_path is not None else None
+        archive: Archive | None = None
+        if code_path is not None:
+            from weft._archive import make_archive
+
+            archive = stack.enter_context(make_archive(code_path))
         for skipped in archive.listing.skipped if archive else ():
             warn(f"{skipped} is no plain file and is left out")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from weft._cli.call import Call, command
-from weft._version import sdk_version
+from weft._version import SDK_VERSION
 
 
 @command("version")
@@ -14,7 +14,7 @@ def version_command(call: Call) -> None:
     from weft._cli.output import details, emit
     from weft._errors import WeftError
 
-    document: dict[str, object] = {"client": sdk_version(), "platform": None, "url": None}
+    document: dict[str, object] = {"client": SDK_VERSION, "platform": None, "url": None}
     why = ""
     try:
         document["url"] = call.client.url
@@ -22,7 +22,7 @@ def version_command(call: Call) -> None:
     except WeftError as unknown:  # the command's own version is an answer without a platform, too
         why = unknown.message
     emit(
-        call, document, names=[sdk_version()],
+        call, document, names=[SDK_VERSION],
         people=lambda _wide: details([
             ("weft", document["client"]), ("platform", document["platform"] or f"unknown: {why}"),
             ("address", document["url"]),

@@ -1,6 +1,4 @@
-"""Objects and secrets in folders, for one machine: ``FolderObjectStore(root)``, ``FolderSecretStore(root)``."""
+"""Objects and secrets in folders, for one machine: ``objects.FolderObjectStore``, ``secrets.FolderSecretStore``.
 
-from services.core.adapters.folder.objects import FolderObjectStore
-from services.core.adapters.folder.secrets import FolderSecretStore
-
-__all__ = ["FolderObjectStore", "FolderSecretStore"]
+Nothing is imported here: `weft status` reads a secret's file, and asyncio takes as long to import as all that it needs.
+"""
