@@ -108,10 +108,13 @@ SCROLL: Final = """(pixels) => new Promise((resolve) => {
 })"""
 """Milliseconds between the frames of a scroll from the top to the end, so many pixels a frame; and the height."""
 SCREEN_PX: Final = 600
-NOT_DRAWN: Final = """() => [...document.querySelectorAll(".chart-place")].filter((place) => {
-  const { top, bottom } = place.getBoundingClientRect();
-  return bottom > 0 && top < innerHeight && !place.querySelector(".legend-value");
-}).map((place) => place.innerText)"""
+NOT_DRAWN: Final = """() => {
+  const screen = document.querySelector("main").getBoundingClientRect();
+  return [...document.querySelectorAll(".chart-place")].filter((place) => {
+    const { top, bottom } = place.getBoundingClientRect();
+    return bottom > screen.top && top < screen.bottom && !place.querySelector(".legend-value");
+  }).map((place) => place.innerText);
+}"""
 DRAWN_S: Final = 300.0
 
 

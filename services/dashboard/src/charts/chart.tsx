@@ -42,7 +42,7 @@ export function Chart(props: ChartProps) {
     // What is in view at once is drawn with the page: the observer reports it one frame later.
     const { top, bottom } = frame.current.getBoundingClientRect();
     if (top < innerHeight && bottom > 0) setSeen(true);
-    const observer = new IntersectionObserver(([entry]) => setSeen(entry?.isIntersecting ?? false), { rootMargin: "200px" });
+    const observer = new IntersectionObserver((entries) => setSeen(entries.at(-1)?.isIntersecting ?? false), { rootMargin: "200px" });
     observer.observe(frame.current);
     return () => observer.disconnect();
   }, []);

@@ -44,9 +44,10 @@ function InView({ title, chosen }: { title: string; chosen: Chosen }) {
     if (!box.current) return undefined;
     let settled: ReturnType<typeof setTimeout> | undefined;
     const observer = new IntersectionObserver(
-      ([entry]) => {
+      (entries) => {
         clearTimeout(settled);
-        if (!entry?.isIntersecting) return setNear(false);
+        // A busy page gets several reports at once: the last one counts.
+        if (!entries.at(-1)?.isIntersecting) return setNear(false);
         const since = performance.now();
         const wait = (): void => {
           const now = performance.now();
