@@ -1,6 +1,6 @@
 """Takes pictures of every screen of the dashboard, at the widths of a desktop, a tablet and a phone.
 
-    python -m scripts.screenshots [--into docs/images/dashboard] [--only jobs job-log]
+    python -m scripts.screenshots [--into docs/images/dashboard] [--only jobs job-log] [--dark]
 
 Starts a platform of its own, trains small networks on it, and opens each screen in Chromium once it shows its content.
 Look at the pictures before you commit them: overlaps, cut texts, misaligned numbers.
@@ -144,7 +144,9 @@ def take(page: Page, url: str, path: str, shown: str | re.Pattern[str]) -> bytes
     return page.screenshot(animations="disabled")
 
 
-def take_all(browser: Browser, running: Platform, ids: dict[str, str], into: Path, screens: list[str]) -> None:
+def take_all(
+    browser: Browser, running: Platform, ids: dict[str, str], into: Path, screens: list[str], *, dark: bool
+) -> None:
     """Pictures of these screens at all sizes."""
     into.mkdir(parents=True, exist_ok=True)
     with visit(browser, running.url) as opened:
@@ -155,12 +157,13 @@ def take_all(browser: Browser, running: Platform, ids: dict[str, str], into: Pat
         for screen in screens:
             path, shown = SCREENS[screen]
             with visit(
-                browser, running.url, state=state if path else None, size=size, reduced_motion="reduce"
-            ) as opened:
+                browser, running.url, state=state if path else None, size=size, reduced_motion="reduce",
+                color_scheme="dark" if dark else "light",
+            ) as opened:  # fmt: skip
                 png = take(opened.page, running.url, path.format(**words), shown)
             with browser.new_context() as context:
                 webp = context.new_page().evaluate(AS_WEBP, base64.b64encode(png).decode())
-            (into / f"{screen}-{width}.webp").write_bytes(base64.b64decode(webp))
+            (into / f"{screen}{'-dark' if dark else ''}-{width}.webp").write_bytes(base64.b64decode(webp))
             print(f"{screen} at {width}", flush=True)
 
 
@@ -171,19 +174,21 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=SCREENS, default=list(SCREENS), metavar="SCREEN", help="these screens"
     )
+    parser.add_argument("--dark", action="store_true", help="in dark colours: SCREEN-dark-WIDTH.webp")
     args = parser.parse_args()
     into: Path = args.into
+    dark: bool = args.dark
     build_dashboard()
     with ExitStack() as stack:
         running, client = stack.enter_context(own_platform({"WEFT_NODE_CPUS": "4"}))
         code = stack.enter_context(tempfile.TemporaryDirectory())
         browser = stack.enter_context(chromium())
         ids = submit_all(client, Path(code))
-        take_all(browser, running, ids, into, [name for name in args.only if name != "queue-empty"])
+        take_all(browser, running, ids, into, [name for name in args.only if name != "queue-empty"], dark=dark)
         for name in ("waiting", "pair"):
             client.jobs.kill(ids[name])
             client.jobs.wait(ids[name])
-        take_all(browser, running, ids, into, [name for name in args.only if name == "queue-empty"])
+        take_all(browser, running, ids, into, [name for name in args.only if name == "queue-empty"], dark=dark)
 
 
 if __name__ == "__main__":

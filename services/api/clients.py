@@ -6,15 +6,16 @@ while other services are away. Answers are the types of the ports; errors are th
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc.aio
 
-from services.core.adapters.rpc.client import Credential, connect, streaming, translating
+from services.core.adapters.rpc.client import Credential, connect, is_lost, streaming, translating
 from services.core.adapters.rpc.operations import ask_quarantine
 from services.core.domain.errors import Unavailable
 from services.core.domain.sizes import Size
@@ -39,20 +40,25 @@ from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.quarantine import QuarantineEntry
 
+T = TypeVar("T")
 _QUERY_S: Final = 30.0
 """A search through all of a long job's lines may take a while."""
 _OPTIONAL_S: Final = 1.0
 """For parts of an answer that may be left out: queue positions, capacity."""
 _QUARANTINE_S: Final = 3.0
 """An operator looks for a fault: a slow service gets time to answer."""
+_RECONNECT_S: Final = 2.0
+"""A service that was restarted serves again within it; while it is away for longer, readers hear so soon."""
 _FOLLOW_S: Final = 24 * 3600.0
 
 
 class ServiceClient:
     """The channel to one other service, by its name in the addresses file."""
 
-    def __init__(self, home: Home, name: str, credential: Credential) -> None:
+    def __init__(self, home: Home, name: str, credential: Credential, *, reconnect_s: float = _RECONNECT_S) -> None:
+        """``reconnect_s``: how long ``read`` waits for a connection that was lost."""
         self._home = home
+        self._reconnect_s = reconnect_s
         self._name = name
         self._credential = credential
         self._address: Address | None = None
@@ -68,6 +74,28 @@ class ServiceClient:
             await self.close()
             self._address, self._channel = address, connect(address, self._credential)
         return self._channel
+
+    async def read(self, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
+        """The reply to a call that changes nothing, with the errors of the error table.
+
+        It is repeated once if the connection is lost: the service was restarted, or did not answer a ping for seconds
+        because its machine was overloaded.
+        """
+        with self.answering():
+            try:
+                return await call(await self.channel())
+            except grpc.aio.AioRpcError as error:
+                if not is_lost(error) or not await self._reconnected():
+                    raise
+            return await call(await self.channel())
+
+    async def _reconnected(self) -> bool:
+        try:
+            async with asyncio.timeout(self._reconnect_s):
+                await (await self.channel()).channel_ready()
+        except TimeoutError:
+            return False
+        return True
 
     @contextmanager
     def answering(self) -> Generator[None]:
@@ -239,15 +267,14 @@ class TelemetryClient:
 
     async def lines(self, job_id: str, query: LineQuery, *, limit: int) -> Lines:
         """A page of lines."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
-        with self._client.answering():
-            reply = await stub.Lines(_lines_request(job_id, query, limit), timeout=_QUERY_S)
+        request = _lines_request(job_id, query, limit)
+        reply = await self._client.read(lambda channel: _stub(channel).Lines(request, timeout=_QUERY_S))
         stopped_at = reply.stopped_at if reply.HasField("stopped_at") else None
         return Lines([_line(line) for line in reply.lines], reply.through_seq, stopped_at, reply.more)
 
     async def follow_lines(self, job_id: str, query: LineQuery) -> AsyncGenerator[tuple[Sequence[StoredLine], int]]:
         """Batches beyond ``after_seq`` as they are stored. May end or fail; call again with the last seq."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        stub = _stub(await self._client.channel())
         async with aclosing(
             streaming(stub.FollowLines(_lines_request(job_id, query, 0), timeout=_FOLLOW_S))
         ) as replies:
@@ -256,14 +283,13 @@ class TelemetryClient:
 
     async def points(self, job_id: str, query: PointQuery, *, limit: int) -> tuple[Sequence[StoredPoint], int]:
         """A page of points, and the seq up to which it contains every point that matches."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
-        with self._client.answering():
-            reply = await stub.Points(_points_request(job_id, query, limit), timeout=_QUERY_S)
+        request = _points_request(job_id, query, limit)
+        reply = await self._client.read(lambda channel: _stub(channel).Points(request, timeout=_QUERY_S))
         return [_point(point) for point in reply.points], reply.through_seq
 
     async def follow_points(self, job_id: str, query: PointQuery) -> AsyncGenerator[tuple[Sequence[StoredPoint], int]]:
         """As ``follow_lines``."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        stub = _stub(await self._client.channel())
         async with aclosing(
             streaming(stub.FollowPoints(_points_request(job_id, query, 0), timeout=_FOLLOW_S))
         ) as replies:
@@ -272,16 +298,15 @@ class TelemetryClient:
 
     async def series(self, job_id: str, query: PointQuery) -> tuple[Sequence[StoredPoint], int]:
         """The points of curves, thinned out to ``query.max_points`` each, and the seq up to which they lack none."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
-        with self._client.answering():
-            reply = await stub.Series(_points_request(job_id, query, 0), timeout=_QUERY_S)
+        request = _points_request(job_id, query, 0)
+        reply = await self._client.read(lambda channel: _stub(channel).Series(request, timeout=_QUERY_S))
         return [_point(point) for point in reply.points], reply.through_seq
 
     async def aggregates(self, job_ids: Sequence[str], names: Sequence[str]) -> Mapping[str, Sequence[Aggregate]]:
         """Aggregates of these metrics, by job; jobs that reported none are missing. At most 500 jobs."""
         if not job_ids:
             return {}
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        stub = _stub(await self._client.channel())
         with self._client.answering():
             request = metrics_pb2.AggregatesRequest(job_ids=job_ids, names=names)
             reply = await stub.Aggregates(request, timeout=_QUERY_S)
@@ -291,7 +316,7 @@ class TelemetryClient:
         """(share that is done, milliseconds left or None) of the jobs that report it. At most 500 jobs."""
         if not job_ids:
             return {}
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        stub = _stub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Progress(metrics_pb2.ProgressRequest(job_ids=job_ids), timeout=_OPTIONAL_S)
         return {job.job_id: (job.progress, job.eta_ms if job.eta_ms >= 0 else None) for job in reply.jobs}
@@ -300,19 +325,17 @@ class TelemetryClient:
         self, job_ids: Sequence[str], name: str, context: Mapping[str, str] | None, *, max_points: int
     ) -> StepStatistics:
         """Statistics of a metric over these jobs. ``context``: its labels; None: each job's first series."""
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
         request = metrics_pb2.StepStatisticsRequest(
             job_ids=job_ids, name=name, context=context or {}, any_context=context is None, max_points=max_points
         )
-        with self._client.answering():
-            reply = await stub.StepStatistics(request, timeout=_QUERY_S)
+        reply = await self._client.read(lambda channel: _stub(channel).StepStatistics(request, timeout=_QUERY_S))
         return StepStatistics(
             list(reply.steps), list(reply.n), list(reply.mean), list(reply.std), list(reply.low), list(reply.high),
             list(reply.without),
         )  # fmt: skip
 
     async def summary(self, job_id: str) -> Summary:
-        stub = metrics_pb2_grpc.TelemetryStub(await self._client.channel())
+        stub = _stub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_QUERY_S)
         latest = {stored.point.name: _point(stored) for stored in reply.latest}
@@ -324,6 +347,10 @@ class TelemetryClient:
             bars=[LearnerBar(bar.learner, bar.attempt, bar.text) for bar in reply.bars],
             usage=[_aggregate(aggregate) for aggregate in reply.usage],
         )  # fmt: skip
+
+
+def _stub(channel: grpc.aio.Channel) -> metrics_pb2_grpc.TelemetryAsyncStub:
+    return metrics_pb2_grpc.TelemetryStub(channel)
 
 
 def _lines_request(job_id: str, query: LineQuery, limit: int) -> metrics_pb2.LinesRequest:

@@ -45,12 +45,16 @@ class Statistics:
     """By step, for the given steps."""
 
     steps: Sequence[int]
-    moments: dict[int, Moments] = field(default_factory=dict)
+    moments: dict[int, Moments] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.moments = {step: Moments() for step in self.steps}
 
     def add(self, column: Column) -> None:
-        """Adds the values of one job."""
+        """Adds the values of one job, at the given steps."""
         for step, value in zip(column.steps, column.values, strict=True):
-            self.moments.setdefault(step, Moments()).add(value)
+            if (moments := self.moments.get(step)) is not None:
+                moments.add(value)
 
     def rows(self) -> list[tuple[int, Moments]]:
         """The steps with a value, in order."""

@@ -51,7 +51,8 @@ async def test_aggregates_and_columns_are_of_the_newest_attempt_and_the_lowest_r
     second, beside = replace(METRICS, attempt=2, rank=1), replace(METRICS, attempt=2, rank=3)
     await store.append(JOB, [metrics(0, (1, 3.0), source=beside), metrics(0, (1, 2.0), (2, 2.5), source=second)])
     assert [shown(aggregate)[2:4] for aggregate in await store.aggregates(JOB)] == [(1, 2)]
-    assert await store.steps(JOB, "loss", None) == [1, 2]
+    assert await store.whole_column(JOB, "loss", None, most=2) == Column([1, 2], [2.0, 2.5])
+    assert await store.whole_column(JOB, "loss", None, most=1) == Column([1, 2], ())
     assert await store.column(JOB, "loss", None, [1, 2, 3]) == Column([1, 2], [2.0, 2.5])
 
 
@@ -61,7 +62,9 @@ async def test_a_column_has_the_latest_value_of_each_step(store: MetricStore) ->
     assert await store.column(JOB, "loss", {"split": "val"}, [1]) == Column([1], [9.0])
     assert await store.column(JOB, "loss", {"split": "test"}, [1]) is None
     assert await store.column(JOB, "loss", {}, [3, 1, 2]) == Column([1, 3], [0.2, 0.3])
-    assert (await store.steps(JOB, "loss", {}), await store.steps(JOB, "none", None)) == ([1, 3], [])
+    assert await store.whole_column(JOB, "loss", {}, most=9) == Column([1, 3], [0.2, 0.3])
+    assert await store.whole_column(JOB, "none", None, most=9) is None
+    assert await store.whole_column("jnone", "loss", None, most=9) is None
     assert await store.column("jnone", "loss", None, [1]) is None
 
 

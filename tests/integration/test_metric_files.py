@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.domain.errors import Conflict, Quarantined, Unavailable
-from services.core.ports.metric_store import Batch, LineQuery, LogLine, Point, SourceId
+from services.core.ports.metric_store import Batch, Column, LineQuery, LogLine, Point, SourceId
 from services.core.runtime.quarantine import METRICS, Quarantine
 from services.metrics.damaged_files import check_damaged_files
 
@@ -179,6 +179,21 @@ async def test_only_recently_used_jobs_are_kept_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) - before <= 3 * 6
     for job in jobs:
         assert await stored(store, job) == numbered(4)
+    await store.close()
+
+
+async def test_statistics_of_many_jobs_keep_none_of_their_files_open(tmp_path: Path) -> None:
+    """A comparison of a thousand jobs opened and closed the files of each, twice for each chart: ten seconds."""
+    await written(tmp_path)
+    store = await SqliteMetricStore.open(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert await store.whole_column(JOB, "n", None, most=20) == Column(list(range(10)), [float(at) for at in range(10)])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    await store.append(JOB, [piece(10, 11)])
+    assert await store.whole_column(JOB, "n", None, most=5) == Column(list(range(11)), ())
+    (tmp_path / OTHER / "index.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(Quarantined):
+        await store.whole_column(OTHER, "n", None, most=5)
     await store.close()
 
 

@@ -282,8 +282,10 @@ class MetricStore(Protocol):
         """Returns what each learner of the newest attempt uses of the hardware, by name and rank."""
         ...
 
-    async def steps(self, job_id: str, name: str, context: Mapping[str, str] | None) -> Sequence[int]:
-        """Returns the steps of the series that ``column`` reads, in order; none where there is no such series."""
+    async def whole_column(
+        self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
+    ) -> Column | None:
+        """As ``column``, at all steps of the series. Of more than ``most`` steps there are no values."""
         ...
 
     async def column(

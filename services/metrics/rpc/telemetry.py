@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -13,7 +14,7 @@ import structlog
 from services.core.domain.errors import Quarantined
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
-from services.core.ports.metric_store import MetricStore, StoredLine, StoredPoint
+from services.core.ports.metric_store import Column, MetricStore, StoredLine, StoredPoint
 from services.metrics.attempts import Attempts
 from services.metrics.following import Follower, Page
 from services.metrics.heartbeats import Heartbeats
@@ -38,6 +39,8 @@ _MOST_LINES: Final = 10_000
 _MOST_TAIL: Final = 100_000
 _POINTS: Final = 10_000
 _MOST_POINTS: Final = 50_000
+_AT_A_TIME: Final = 8
+"""Jobs that are read at the same time for statistics."""
 _CURVE_POINTS: Final = 1_000
 """Default number of points of each curve."""
 _MOST_JOBS: Final = 500
@@ -157,24 +160,35 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
 
     async def StepStatistics(self, request: pb.StepStatisticsRequest, context: Any) -> pb.StepStatisticsReply:
         labels = None if request.any_context else dict(request.context)
+        most = request.max_points or _CURVE_POINTS
         longest: Sequence[int] = []
-        present: list[str] = []
-        for job_id in request.job_ids:
-            steps = await self.store.steps(job_id, request.name, labels)
-            longest = max(longest, steps, key=len)
-            if steps:
-                present.append(job_id)
-        statistics = Statistics(chosen_steps(longest, request.max_points or _CURVE_POINTS))
-        for job_id in present:
-            column = await self.store.column(job_id, request.name, labels, statistics.steps)
-            if column is not None:
-                statistics.add(column)
+        columns: dict[str, Column] = {}
+        async for job_id, column in self._whole_columns(request.job_ids, request.name, labels, most=most):
+            longest = max(longest, column.steps, key=len)
+            columns[job_id] = column if column.values else replace(column, steps=())
+        statistics = Statistics(chosen_steps(longest, most))
+        for job_id, column in columns.items():
+            # A longer column has its steps only: the values at the chosen ones are read now.
+            read = column if column.values else await self.store.column(job_id, request.name, labels, statistics.steps)
+            if read is not None:
+                statistics.add(read)
         rows = statistics.rows()
         return pb.StepStatisticsReply(
             steps=[step for step, _ in rows], n=[of.n for _, of in rows], mean=[of.mean for _, of in rows],
             std=[of.std for _, of in rows], low=[of.low for _, of in rows], high=[of.high for _, of in rows],
-            without=[job_id for job_id in request.job_ids if job_id not in set(present)],
+            without=[job_id for job_id in request.job_ids if job_id not in columns],
         )  # fmt: skip
+
+    async def _whole_columns(
+        self, job_ids: Sequence[str], name: str, labels: Mapping[str, str] | None, *, most: int
+    ) -> AsyncIterator[tuple[str, Column]]:
+        """Of the jobs that reported the metric with steps, in order; a few are read at a time."""
+        for first in range(0, len(job_ids), _AT_A_TIME):
+            some = job_ids[first : first + _AT_A_TIME]
+            reads = (self.store.whole_column(job_id, name, labels, most=most) for job_id in some)
+            for job_id, column in zip(some, await asyncio.gather(*reads), strict=True):
+                if column is not None and column.steps:
+                    yield job_id, column
 
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:
         await self.store.delete(request.job_id)

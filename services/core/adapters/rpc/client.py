@@ -33,6 +33,8 @@ OPTIONS: Final = (
 )
 _BY_CODE: Final = {shown.code: kind for kind, shown in TABLE.items() if kind is not WeftError}
 _AWAY: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
+_LOST: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""Of a call that we did not cancel ourselves."""
 
 
 class Credential(Protocol):
@@ -123,6 +125,12 @@ def connect(address: Address | str, credential: Credential) -> grpc.aio.Channel:
     return dial(
         address if isinstance(address, Address) else Address(address), options=OPTIONS, interceptors=interceptors
     )
+
+
+def is_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the connection was lost, or there was none: the server's own refusal carries the name of its error."""
+    trailing = dict(error.trailing_metadata() or ())
+    return error.code() in _LOST and ERROR_KEY not in trailing
 
 
 def translated(error: grpc.RpcError, server: str = "the service") -> WeftError:

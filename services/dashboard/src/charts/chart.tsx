@@ -1,6 +1,6 @@
 // A chart by uPlot. It draws lines and bands that others computed, tells which window was zoomed to, and is mounted only
 // while it is in view: a page with hundreds of metrics costs what is on the screen.
-import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
+import { type ReactNode, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import uPlot from "uplot";
 import { duration, number } from "../format.ts";
 import { useStore } from "../store.ts";
@@ -37,9 +37,12 @@ export const PALETTE_SIZE = 8;
 export function Chart(props: ChartProps) {
   const frame = useRef<HTMLElement>(null);
   const [seen, setSeen] = useState(false);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!frame.current) return undefined;
-    const observer = new IntersectionObserver(([entry]) => setSeen(entry?.isIntersecting ?? false), { rootMargin: "200px" });
+    // What is in view at once is drawn with the page: the observer reports it one frame later.
+    const { top, bottom } = frame.current.getBoundingClientRect();
+    if (top < innerHeight && bottom > 0) setSeen(true);
+    const observer = new IntersectionObserver((entries) => setSeen(entries.at(-1)?.isIntersecting ?? false), { rootMargin: "200px" });
     observer.observe(frame.current);
     return () => observer.disconnect();
   }, []);
@@ -117,7 +120,7 @@ function Plot({ title, lines, xKind, log, zoom, onZoom, sync, height = HEIGHT_PX
     line.look === undefined || line.look === "normal" ? line.x.filter((_, index) => !Number.isFinite(line.y[index])) : [],
   );
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!box.current) return undefined;
     const target = box.current;
     const made = new uPlot(

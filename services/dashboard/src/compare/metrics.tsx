@@ -8,6 +8,13 @@ import { bandsOf, type Chosen, statisticsQuery } from "./statistics.ts";
 
 const HEIGHT_PX = 150;
 const POINTS = 200;
+/** A chart that a fast scroll passes is neither read nor drawn: it waits for a pause, at most a while. */
+const PAUSE_MS = 120;
+const SETTLED_MS = 700;
+
+/** Of any box, since the page was loaded. */
+let scrolledAt = 0;
+document.addEventListener("scroll", () => (scrolledAt = performance.now()), { capture: true, passive: true });
 
 export function AllMetrics({ names, shown, onShown, ...chosen }: Omit<Chosen, "metric"> & { names: string[]; shown: boolean; onShown: (shown: boolean) => void }) {
   return (
@@ -35,9 +42,27 @@ function InView({ title, chosen }: { title: string; chosen: Chosen }) {
   const [near, setNear] = useState(false);
   useEffect(() => {
     if (!box.current) return undefined;
-    const observer = new IntersectionObserver(([entry]) => setNear(entry?.isIntersecting ?? false), { rootMargin: "300px" });
+    let settled: ReturnType<typeof setTimeout> | undefined;
+    const observer = new IntersectionObserver(
+      (entries) => {
+        clearTimeout(settled);
+        // A busy page gets several reports at once: the last one counts.
+        if (!entries.at(-1)?.isIntersecting) return setNear(false);
+        const since = performance.now();
+        const wait = (): void => {
+          const now = performance.now();
+          if (now - scrolledAt >= PAUSE_MS || now - since >= SETTLED_MS) setNear(true);
+          else settled = setTimeout(wait, PAUSE_MS / 2);
+        };
+        wait();
+      },
+      { rootMargin: "300px" },
+    );
     observer.observe(box.current);
-    return () => observer.disconnect();
+    return () => {
+      clearTimeout(settled);
+      observer.disconnect();
+    };
   }, []);
   return (
     <div ref={box} className="chart-place">

@@ -1,6 +1,6 @@
 // What the live stream says of one job, written into the answers that the screen already has.
 import { type InfiniteData, type QueryClient, useQuery, useQueryClient } from "@tanstack/react-query";
-import { useEffect, useRef, useState } from "react";
+import { useEffect, useMemo, useRef, useState } from "react";
 import { useLive } from "../api/live.ts";
 import { explainQuery, historyQuery, jobQuery, progressQuery, seriesQuery } from "../api/queries.ts";
 import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "../api/types.ts";
@@ -19,31 +19,36 @@ export interface LiveJob {
   curvesPending: boolean;
 }
 
+interface Grown {
+  from: ReadonlyMap<string, Curve>;
+  curves: ReadonlyMap<string, Curve>;
+}
+
 /** The job, and everything of it that changes while one looks. `onLines`: also follow the log, after line `linesAfter`. */
 export function useLiveJob(id: string, log: { after: number; onLines: LineListener } | null): LiveJob {
   const queries = useQueryClient();
-  // A job that a list has shown is drawn from there at once, while its document and its curves are read.
+  // The curves first: they take longest. A job that a list has shown is drawn from there at once, meanwhile.
+  const series = useQuery({ ...seriesQuery(id, {}), staleTime: Number.POSITIVE_INFINITY });
   const job = useQuery({ ...jobQuery(id), placeholderData: () => listed(queries, id) });
   const history = useQuery(historyQuery(id));
-  const series = useQuery({ ...seriesQuery(id, {}), staleTime: Number.POSITIVE_INFINITY });
   const live = job.data !== undefined && isLive(job.data.status);
   useQuery({ ...progressQuery(id), refetchInterval: live ? PROGRESS_MS : false });
 
-  const [curves, setCurves] = useState<ReadonlyMap<string, Curve>>(new Map());
+  const read = useMemo(() => new Map((series.data?.series ?? []).map((part) => curveOf(part)).map((curve) => [curve.key, curve])), [series.data]);
+  // The curves with the points of the stream. Those of an earlier answer are dropped: the next answer has their points.
+  const [grown, setGrown] = useState<Grown | null>(null);
+  const curves = grown?.from === read ? grown.curves : read;
   const waiting = useRef<JobPoint[]>([]);
   useEffect(() => {
     waiting.current = [];
-    if (series.data) setCurves(new Map(series.data.series.map((part) => curveOf(part)).map((curve) => [curve.key, curve])));
-  }, [series.data]);
-  useEffect(() => {
     const timer = setInterval(() => {
       const points = waiting.current;
       if (points.length === 0 || document.hidden) return;
       waiting.current = [];
-      setCurves((now) => withPoints(now, points));
+      setGrown((now) => ({ from: read, curves: withPoints(now?.from === read ? now.curves : read, points) }));
     }, DRAWN_EVERY_MS);
     return () => clearInterval(timer);
-  }, []);
+  }, [read]);
 
   // The stream begins where the answers end. It is opened anew only if it has to have other parts.
   const through = series.data?.through;

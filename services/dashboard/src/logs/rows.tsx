@@ -125,7 +125,7 @@ const Row = memo(function Row({
 }) {
   return (
     <div className={`log-row${marked ? " marked" : ""}${line?.stream === "stderr" ? " stderr" : ""}`} style={{ transform: `translateY(${top}px)` }}>
-      <button type="button" tabIndex={-1} className="log-seq" style={{ minWidth: `${width + 1}ch` }} onClick={() => onMark(seq)} aria-label={`Line ${seq}`}>
+      <button type="button" tabIndex={-1} className="log-seq" style={{ minWidth: `calc(${width}ch + 18px)` }} onClick={() => onMark(seq)} aria-label={`Line ${seq}`}>
         {seq}
       </button>
       {line ? (

@@ -167,7 +167,7 @@ function Plan({ plan }: { plan: JobPlan }) {
   return (
     <div className="plan">
       <p className={`fits tone-${tone}`}>
-        <b>{words}</b> {plan.fits_message}
+        <b>{plan.fits_message ? `${words}:` : words}</b> {plan.fits_message}
       </p>
       <dl className="facts">
         <div>

@@ -90,6 +90,7 @@ class JobFile:
         self._segment_bytes, self._bounds = segment_bytes, bounds
         self._segments: SegmentWriter | None = None
         self._reader: apsw.Connection | None = None
+        self._read_only = reading
         self.empty = False
         """True for a new file. Opened for reading, it may have no tables."""
         self._flags = apsw.SQLITE_OPEN_READWRITE | (0 if reading else apsw.SQLITE_OPEN_CREATE)
@@ -156,7 +157,8 @@ class JobFile:
         """A connection whose queries all see the same state. One reader at a time."""
         with self._reading:
             if self._reader is None:
-                self._reader = _connect(self.folder, self._flags)
+                # A file that is only read needs no second connection.
+                self._reader = self._writer if self._read_only else _connect(self.folder, self._flags)
                 self._reader.pragma("query_only", True)
             with self._reader:
                 yield self._reader

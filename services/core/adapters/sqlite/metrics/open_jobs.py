@@ -60,7 +60,26 @@ class OpenJobs:
             entry.broken = entry.broken or not sound
             self._leave(job_id, entry)
 
-    def _open(self, job_id: str, *, create: bool) -> JobFile | None:
+    @contextmanager
+    def borrow_to_read(self, job_id: str) -> Generator[JobFile | None]:
+        """As ``borrow``, but a file that is not open is opened for this reading only, at a fifth of the cost.
+
+        So reading a thousand jobs does not close the files of jobs that are written.
+        """
+        with self._lock:
+            is_open = job_id in self._entries
+        if is_open:
+            with self.borrow(job_id, create=False) as file:
+                yield file
+            return
+        file = self._open(job_id, create=False, reading=True)
+        try:
+            yield file
+        finally:
+            if file is not None:
+                file.close()
+
+    def _open(self, job_id: str, *, create: bool, reading: bool = False) -> JobFile | None:
         folder = self._root / job_id
         if (self._root / FORGOTTEN / job_id).exists():
             if create:
@@ -68,8 +87,9 @@ class OpenJobs:
             return None
         if not create and not (folder / INDEX).exists():
             return None
-        file = JobFile(folder, segment_bytes=self._segment_bytes, reading=self._reading, bounds=self._bounds)
-        if self._reading and file.empty:
+        reading = reading or self._reading
+        file = JobFile(folder, segment_bytes=self._segment_bytes, reading=reading, bounds=self._bounds)
+        if reading and file.empty:
             file.close()
             return None
         return file

@@ -37,8 +37,8 @@ from services.core.adapters.sqlite.metrics.tallies import (
     context_text,
     read_aggregates,
     read_column,
-    read_steps,
     read_usage,
+    read_whole_column,
 )
 from services.core.adapters.sqlite.metrics.time_order import TimeOrderReader
 from services.core.adapters.sqlite.place import refuse_network
@@ -235,8 +235,16 @@ class SqliteMetricStore:
     async def usage(self, job_id: str) -> Sequence[Aggregate]:
         return await self._read_rows(job_id, read_usage, otherwise=[])
 
-    async def steps(self, job_id: str, name: str, context: Mapping[str, str] | None) -> Sequence[int]:
-        return await self._read_rows(job_id, lambda db: read_steps(db, name, _context_text(context)), otherwise=[])
+    async def whole_column(
+        self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
+    ) -> Column | None:
+        def read(file: JobFile) -> Column | None:
+            with file.snapshot() as db:
+                return read_whole_column(db, name, _context_text(context), most=most)
+
+        return await self._run(
+            self._readers, lambda: self._use(job_id, read, create=False, otherwise=None, keep_open=False)
+        )
 
     async def column(
         self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
@@ -372,16 +380,21 @@ class SqliteMetricStore:
         if self._lock is None:
             raise Unavailable("the metric store is opened for reading only")
 
-    def _use(self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T) -> T:
+    def _use(
+        self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T, keep_open: bool = True
+    ) -> T:
         """Runs on a thread. ``otherwise``: the result if nothing of the job was ever stored."""
         _check_job(job_id)
         if job_id in self._damaged:
             raise Quarantined(self._damaged[job_id])
-        return self._use_anyway(job_id, operation, create=create, otherwise=otherwise)
+        return self._use_anyway(job_id, operation, create=create, otherwise=otherwise, keep_open=keep_open)
 
-    def _use_anyway(self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T) -> T:
+    def _use_anyway(
+        self, job_id: str, operation: Callable[[JobFile], T], *, create: bool, otherwise: T, keep_open: bool = True
+    ) -> T:
+        jobs = self._open
         try:
-            with self._open.borrow(job_id, create=create) as file:
+            with jobs.borrow(job_id, create=create) if keep_open else jobs.borrow_to_read(job_id) as file:
                 return otherwise if file is None else operation(file)
         except (Damaged, OSError, apsw.Error) as error:
             if not (self._root / job_id).exists():  # deleted while this ran

@@ -120,6 +120,10 @@ _SERIES_OF: Final = """
     SELECT id, context FROM series WHERE attempt = (SELECT max(attempt) FROM series) AND name = :name
     AND (:context IS NULL OR context = :context) ORDER BY context, rank LIMIT 1"""
 _STEPS: Final = "SELECT DISTINCT step FROM points WHERE series = ? AND step IS NOT NULL ORDER BY step"
+_WHOLE: Final = """
+    SELECT p.step, p.value FROM (
+        SELECT max(seq) AS seq FROM points WHERE series = ? AND step IS NOT NULL GROUP BY step LIMIT ?) latest
+    JOIN points p ON p.seq = latest.seq ORDER BY p.step"""
 _AT: Final = """
     SELECT p.step, p.value FROM (
         SELECT max(seq) AS seq FROM points
@@ -127,10 +131,15 @@ _AT: Final = """
     JOIN points p ON p.seq = latest.seq ORDER BY p.step"""
 
 
-def read_steps(db: apsw.Connection, name: str, context: str | None) -> list[int]:
-    """The steps of the series that ``read_column`` reads."""
-    series = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
-    return [] if series is None else [step for (step,) in _rows(db.execute(_STEPS, (series[0],)))]
+def read_whole_column(db: apsw.Connection, name: str, context: str | None, *, most: int) -> Column | None:
+    """All steps of the series that ``read_column`` reads, and their values if they are at most ``most``."""
+    series: Any = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
+    if series is None:
+        return None
+    rows = list(_rows(db.execute(_WHOLE, (series[0], most + 1))))
+    if len(rows) > most:
+        return Column([step for (step,) in _rows(db.execute(_STEPS, (series[0],)))], ())
+    return _column(rows)
 
 
 def read_column(db: apsw.Connection, name: str, context: str | None, steps: Sequence[int]) -> Column | None:
@@ -138,7 +147,10 @@ def read_column(db: apsw.Connection, name: str, context: str | None, steps: Sequ
     series: Any = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
     if series is None:
         return None
-    rows = list(_rows(db.execute(_AT, {"series": series[0], "steps": json.dumps(list(steps))})))
+    return _column(list(_rows(db.execute(_AT, {"series": series[0], "steps": json.dumps(list(steps))}))))
+
+
+def _column(rows: Sequence[Any]) -> Column:
     return Column([step for step, _ in rows], [math.nan if value is None else value for _, value in rows])
 
 

@@ -1,0 +1,78 @@
+"""What the api reads from the metrics service, while that one is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+
+from services.api.clients import ServiceClient, TelemetryClient
+from services.core.adapters.rpc.server import serve
+from services.core.adapters.rpc.transport import Listening
+from services.core.domain.errors import Unavailable
+from services.core.gen.weft.v1 import metrics_pb2 as pb
+from services.core.ports.metric_store import LineQuery
+from services.core.runtime.home import Home
+from tests.testbed.identities import credential, guard
+from tests.testbed.server import free_address
+from tests.waiting import HANG_S
+
+
+class Logs:
+    """A server whose log has seven lines. ``hangs``: it answers no call."""
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self.hangs, self.called = hangs, asyncio.Event()
+
+    async def lines(self, request: pb.LinesRequest, context: object) -> pb.LinesReply:
+        self.called.set()
+        if self.hangs:
+            await asyncio.Event().wait()
+        return pb.LinesReply(through_seq=7)
+
+    async def serve(self, address: str) -> Listening:
+        method = grpc.unary_unary_rpc_method_handler(
+            self.lines, pb.LinesRequest.FromString, pb.LinesReply.SerializeToString
+        )
+        handler = grpc.method_handlers_generic_handler("weft.v1.Telemetry", {"Lines": method})
+        return await serve(address, guard("metrics"), lambda server: server.add_generic_rpc_handlers((handler,)))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "run").mkdir()
+    home = Home(tmp_path)
+    home.addresses_file.write_text(json.dumps({"metrics": free_address()}))
+    return home
+
+
+async def test_a_log_is_shown_although_the_metrics_service_is_restarted_while_it_is_read(home: Home) -> None:
+    """The page said "the metrics service does not answer (unavailable)", and showed the log two seconds later."""
+    client = ServiceClient(home, "metrics", credential("api", "metrics"), reconnect_s=HANG_S)
+    address = str(home.address("metrics"))
+    before = Logs(hangs=True)
+    server = await before.serve(address)
+    reading = asyncio.ensure_future(TelemetryClient(client).lines("j-1", LineQuery(), limit=10))
+    try:
+        async with asyncio.timeout(HANG_S):
+            await before.called.wait()
+            await server.stop(None)
+            server = await Logs().serve(address)
+            assert (await reading).through == 7
+    finally:
+        reading.cancel()
+        await client.close()
+        await server.stop(None)
+
+
+async def test_a_log_is_refused_soon_if_the_metrics_service_stays_away(home: Home) -> None:
+    client = ServiceClient(home, "metrics", credential("api", "metrics"), reconnect_s=0.05)
+    try:
+        async with asyncio.timeout(HANG_S):
+            with pytest.raises(Unavailable, match="the metrics service does not answer"):
+                await TelemetryClient(client).lines("j-1", LineQuery(), limit=10)
+    finally:
+        await client.close()
