@@ -135,9 +135,8 @@ class Pods:
         objects = [self._victims(kind, guard)["metadata"] for kind in ("configmap", "secret", "networkpolicy")]
         versions = [(entry["uid"], entry["resourceVersion"]) for entry in objects]
         own = self._containers_of(guard)
-        learners = [
-            pid for pid, container in self._contained() if container in own and "sleep\0100000" in command_of(pid)
-        ]
+        contained = [pid for pid, container in self._contained() if container in own]
+        learners = [pid for pid in contained if "sleep\x00100000" in command_of(pid)]
         assert (len(own), len(learners)) == (3, 1), f"the guard has containers {own} and learners {learners}"
         return pod["metadata"]["uid"], containers, versions, own, learners
 
