@@ -35,8 +35,8 @@ auditor, a part of the test outside the platform, checks that
   containers, processes and kubelets' folders on the nodes;
 * the victim's running job continues in the same process; in pods: in the same pod, no container of which has started
   again, with the same objects; at no moment have two attempts of a job been live;
-* the victim's files, the operator's data and the platform's secrets are unchanged; no secret, and no canary (a text that
-  only the victim's data contains), occurs in what the attacker has written, stored or received.
+* the victim's files, the operator's data and the platform's secrets are unchanged; no secret, and no canary (a text
+  that only the victim's data contains), occurs in what the attacker has written, stored or received.
 
 Loads are bounded: an attack takes at most half a gibibyte of memory, 1,500 processes, and 300 MB of disk, and ends by
 itself within 90 s. A trick that succeeds changes nothing outside the platform under test.

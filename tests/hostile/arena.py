@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import secrets
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tests.hostile.attack_code import attack_files
 from tests.hostile.clusters.kind import ATTACKER, PLATFORM_FOLDERS, VICTIM, Learners
 from tests.hostile.combinations import Combination, Say, running
 from tests.testbed.platform import Platform
@@ -32,7 +32,6 @@ VICTIMS_KEY: Final = "the-victims-own"
 SMALL: Final = {"cpus": 0.5, "memory": "128MiB"}
 BOUNDS: Final = {"grace": "1s", "max_runtime": "90s", "store_timeout": "60s", "resources": SMALL}
 """Of every attack: it ends by itself, whatever it does."""
-_ATTACKS: Final = Path(__file__).with_name("attacks")
 _SHORTEST_SECRET: Final = 16
 
 
@@ -116,9 +115,7 @@ class Arena:
     def attack(self, module: str, function: str, spec: Mapping[str, Any]) -> Job:
         """Submits an attack of ``tests.hostile.attacks`` as the attacker's job."""
         command = self.cluster.command(module, function)
-        files = {f"tests/hostile/attacks/{path.name}": path.read_bytes() for path in _ATTACKS.glob("*.py")}
-        files["tests/hostile/attacks/intel.json"] = json.dumps(self.intel()).encode()
-        with archive(files) as code:
+        with archive(attack_files(self.intel())) as code:
             name = f"{module}.{function}"[:60]
             return self.submit({"name": name, "command": command, **spec}, code)
 

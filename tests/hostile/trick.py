@@ -90,7 +90,7 @@ def judge(
         end(job)
         return
     if job.status not in ends:
-        yield f"the attack is {job.status} ({job.reason}: {job.message})"
+        yield described(job)
     if not reads:
         return
     lines = [line.text for line in job.logs(tail=_LINES)]
@@ -99,6 +99,12 @@ def judge(
         yield f"the attack was not tried to its end: {lines[-3:]}"
     yield from leaked(arena, "its output", "\n".join(lines))
     yield from _stored(arena, job)
+
+
+def described(job: Job) -> str:
+    """How the attack has ended, with its history: the job is gone when the report is read."""
+    history = [f"{event.to} {event.attempt} {event.reason} {event.message}" for event in job.history()]
+    return f"the attack is {job.status} in attempt {job.attempt} ({job.reason}: {job.message}); {'; '.join(history)}"
 
 
 def leaked(arena: Arena, where: str, text: str) -> Iterator[str]:

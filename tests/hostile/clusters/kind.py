@@ -40,6 +40,9 @@ class Learners(Protocol):
         and process ids with nothing of others), ``sockets``, ``pids``, and ``commands`` of these processes.
         """
 
+    def inner_urls(self) -> list[str]:
+        """URLs of the cluster's own servers: no data of a job's."""
+
     def private(self, guard: Job) -> list[str]:
         """Paths that an attacker may neither read nor change, beside those of the platform's home."""
 

@@ -86,6 +86,9 @@ class OneMachine:
     def _learner_folder(self, job: Job) -> Path:
         return self._weft.home / "node" / job.id / "1" / "worker-0"
 
+    def inner_urls(self) -> list[str]:
+        return []
+
     def private(self, guard: Job) -> list[str]:
         own = self._learner_folder(guard)
         names = ("", "learner.json", "shim.json", "job", "job/results/key")

@@ -7,8 +7,11 @@ at from outside of them.
 from __future__ import annotations
 
 import base64
+import http.server
+import ipaddress
 import json
 import re
+import threading
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -17,13 +20,17 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
 from services.core.runtime import pod_layout
+from tests.hostile.attack_code import IN_POD
 from tests.hostile.attacks.ground import FORGED
-from tests.hostile.clusters.kind import VICTIM, RunningProcess
+from tests.hostile.attacks.pods import LEARNERS_PATH
+from tests.hostile.clusters.kind import ATTACKER, VICTIM, RunningProcess
 from tests.hostile.clusters.one_machine import command_of
 from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
 from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster, Say, cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
+from tests.testbed.kubernetes.doorway import listen_inside
+from tests.testbed.kubernetes.kubectl import KubectlError
 from tests.testbed.kubernetes.node import Node
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.platform_in_pods import load_helper_image, platform_in_pods
@@ -32,6 +39,8 @@ from tests.testbed.platform import Platform
 from weft._job import Job
 
 _NAME: Final = "hostile"
+GUARDS_COMMAND: Final = "sleep\x00100000"
+"""The command line of the victim's running learner."""
 _NODES: Final = 2
 _SCRATCH: Final = 2**29
 """Bytes of each volume of a pod: more than a trick needs, less than would fill this machine."""
@@ -41,6 +50,8 @@ _OWN_VOLUMES: Final = frozenset({"job", "runs", "tmp", "shm"})
 _TASKS: Final = "run/containerd/io.containerd.runtime.v2.task/k8s.io"
 _CONTAINER_ID: Final = re.compile(r"[0-9a-f]{64}")
 _KUBELET_PORT: Final = 10250
+METADATA: Final = "169.254.169.254"
+"""The address of clouds' metadata services; here a server of the test that records who asks."""
 
 
 @dataclass
@@ -48,14 +59,13 @@ class Pods:
     weft: Platform
     kubernetes: Cluster
     witness: Watcher
+    metadata: list[str]
+    """Paths that were asked for at ``METADATA``."""
     _folders: dict[str, Path] = field(default_factory=dict)
     """Of jobs' first pods, at their node's kubelet."""
 
     def command(self, module: str, function: str) -> str:
-        # The image lets no code of the working folder take a module's place, and the attack is such code.
-        return (
-            f"PYTHONSAFEPATH= PYTHONPATH=$PWD exec python3 -B -m tests.hostile.attacks.main {module} {function}"
-        )  # fmt: skip
+        return f"{IN_POD} {module} {function}"
 
     def components(self) -> Mapping[str, RunningProcess | None]:
         servers = {
@@ -85,6 +95,7 @@ class Pods:
             "commands": {str(pid): command_of(pid) for pid in pids},
             "api_servers": [f"{ADDRESS}:{PORT}", "10.96.0.1:443", "kubernetes.default.svc.cluster.local:443"],
             "kubelets": [f"{node.address}:{_KUBELET_PORT}" for node in self.kubernetes.nodes],
+            "metadata": METADATA,
             "machines": {
                 # Cluster DNS, with its health; beside it the API server, and the platform's address for helpers.
                 ADDRESS: [53, 8080, 8181, PORT, int(front.rpartition(":")[2])],
@@ -101,9 +112,18 @@ class Pods:
 
     def _pids(self, guard: Job) -> set[int]:
         own = {process.pid for process in self.components().values() if process is not None}
-        return own | {pid for pid, container in self._contained() if container in self._containers_of(guard)}
+        containers = self._containers_of(guard)
+        guards = {pid for pid, container in self._contained() if container in containers}
+        # An attacker's own container has an entry process with the same command, and its pauses.
+        return own | {
+            pid for pid in guards if "services.helper" in command_of(pid) or GUARDS_COMMAND in command_of(pid)
+        }
 
     # --- what must not be touched ---------------------------------------------------------------------------------
+
+    def inner_urls(self) -> list[str]:
+        kubelets = [f"https://{node.address}:{_KUBELET_PORT}/pods" for node in self.kubernetes.nodes]
+        return [*kubelets, f"https://{ADDRESS}:{PORT}/api", f"http://{METADATA}/", f"http://[::ffff:{METADATA}]/"]
 
     def private(self, guard: Job) -> list[str]:
         """As a node has them, and those of the attacker's own helper, which has another root than the learner."""
@@ -136,7 +156,7 @@ class Pods:
         versions = [(entry["uid"], entry["resourceVersion"]) for entry in objects]
         own = self._containers_of(guard)
         contained = [pid for pid, container in self._contained() if container in own]
-        learners = [pid for pid in contained if "sleep\x00100000" in command_of(pid)]
+        learners = [pid for pid in contained if GUARDS_COMMAND in command_of(pid)]
         assert (len(own), len(learners)) == (3, 1), f"the guard has containers {own} and learners {learners}"
         return pod["metadata"]["uid"], containers, versions, own, learners
 
@@ -164,7 +184,19 @@ class Pods:
 
     def violations(self) -> list[str]:
         self.witness.catch_up()
-        return self.witness.overlaps
+        by_the_platform = [path for path in self.metadata if path != LEARNERS_PATH]
+        return [*self.witness.overlaps, *(f"the metadata service was asked for {path}" for path in by_the_platform)]
+
+    def policies(self, job: Job) -> list[dict[str, Any]]:
+        """The specs of the network policies under which the pods of this job of the attacker's run; empty: none yet."""
+        kubectl = replace(self.kubernetes.kubectl, namespace=names.namespace_of(ATTACKER, f"{_NAME}-"))
+        try:
+            policies = kubectl.list("networkpolicy")
+        except KubectlError:
+            return []
+        owners = [(policy["metadata"].get("labels") or {}).get(names.JOB) for policy in policies]
+        own = [policy["spec"] for policy, owner in zip(policies, owners, strict=True) if owner in {None, job.id}]
+        return own if job.id in owners else []
 
     # --- what is left ---------------------------------------------------------------------------------------------
 
@@ -235,6 +267,22 @@ def _tasks(node: Node) -> dict[str, str]:
     return tasks
 
 
+def lets_pass(policy: Mapping[str, Any], address: str) -> bool:
+    """True if this network policy lets its pods connect to the address, which is of no pod."""
+    if "Egress" not in policy.get("policyTypes", ()):
+        return True
+    wanted = ipaddress.ip_address(address)
+    for rule in policy.get("egress") or ():
+        blocks = [peer["ipBlock"] for peer in rule.get("to") or () if "ipBlock" in peer]
+        if not rule.get("to") or any(
+            wanted in ipaddress.ip_network(block["cidr"])
+            and not any(wanted in ipaddress.ip_network(left_out) for left_out in block.get("except") or ())
+            for block in blocks
+        ):
+            return True
+    return False
+
+
 def _shared(token: str) -> int:
     """Characters of a token that it shares with those of other learners."""
     return token.index(".") + 1
@@ -263,4 +311,32 @@ def running_pods(settings: Mapping[str, str], say: Say) -> Generator[tuple[Platf
                 kubernetes, image, name=_NAME, kubeconfig=account, settings={**accounts, **own, **settings}
             )
         )
-        yield weft, Pods(weft, kubernetes, witness)
+        metadata = stack.enter_context(_metadata_service(kubernetes))
+        yield weft, Pods(weft, kubernetes, witness, metadata)
+
+
+@contextmanager
+def _metadata_service(kubernetes: Cluster) -> Generator[list[str]]:
+    """A server at ``METADATA`` in the cluster's network, within the reach of pods. Yields the paths it is asked for."""
+    paths: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    (control_plane,) = (machine for machine in kubernetes.machines if machine.pid == kubernetes.control_plane_pid)
+    control_plane.on_network("ip", "address", "add", f"{METADATA}/32", "dev", "lo")
+    with http.server.ThreadingHTTPServer((METADATA, 80), Handler, bind_and_activate=False) as server:
+        server.socket.close()
+        server.socket = listen_inside(control_plane.pid, METADATA, 80)
+        thread = threading.Thread(target=server.serve_forever, name="metadata service")
+        thread.start()
+        try:
+            yield paths
+        finally:
+            server.shutdown()
+            thread.join()
