@@ -45,8 +45,8 @@ class LearnerWatch(Protocol):
         """Returns when the learner's files are to be read again: soon with ``quick``, else at its end or seldom."""
         ...
 
-    def lost_exit(self, run: int) -> Exit | None:
-        """The exit of a learner that is gone without a record; None otherwise."""
+    def exit(self, run: int) -> Exit | None:
+        """How the learner ended, by its record, or as lost where it is gone without one; None: it has not ended."""
         ...
 
     @property

@@ -308,7 +308,7 @@ class Helper:
     async def _wait_exit(self, reporter: Reporter) -> Exit | None:
         """Waits until the learner's process has ended. Returns None where the folder was removed before."""
         while True:
-            process_exit = self._exit() or self._learner.lost_exit(RUN)
+            process_exit = self._learner.exit(RUN)
             started = None if Phase.PROCESSING.value in reporter.status.times else self._folder.started(RUN)
             if started is not None:
                 reporter.enter(Phase.PROCESSING, at=started)

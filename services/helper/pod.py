@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 QUICK_S: Final = 0.01
 POLL_S: Final = 0.1
+KUBELET_S: Final = 5.0
+"""The kubelet ends the container of a pod that it evicts at once within two seconds."""
+ENDED_S: Final = 30.0
+_OF_THE_KUBELET: Final = frozenset({signal.SIGTERM, signal.SIGKILL})
 
 
 class PodLearner:
@@ -61,9 +65,24 @@ class PodLearner:
     def usage(self) -> PodUsage:
         return PodUsage(self._folder)
 
-    def lost_exit(self, run: int) -> Exit | None:
+    def exit(self, run: int) -> Exit | None:
+        """How the learner ended, as far as it can be known here.
+
+        The kubelet ends an evicted pod's command by SIGTERM and SIGKILL, and tells the API server of it when all has
+        ended. A record of such an end is therefore held back for ``KUBELET_S``, or for ``ENDED_S`` once the kubelet has
+        ended the container: meanwhile it ends this helper, and the pod's status says why.
+        """
+        end = self._folder.exit(run)
+        if end is None:
+            return self._lost()
+        if end.signal not in _OF_THE_KUBELET or end.stop_cause or end.oom:
+            return end
+        held_s = ENDED_S if self._ended.is_set else KUBELET_S
+        return None if abs(time.time() - end.time / 1000) < held_s else end
+
+    def _lost(self) -> Exit | None:
         """The exit of a learner whose container ended without a record; None before. The kubelet knows why it ended."""
-        if not self._ended.is_set or self._folder.exit(run) is not None:
+        if not self._ended.is_set:
             return None
         log_event("learner.lost", why="its container ended without a record")
         return Exit(time=time.time_ns() // 1_000_000, lost=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 from services.core.formats import stored_plan
 from services.core.runtime import pod_layout as layout
@@ -23,6 +24,7 @@ from services.core.runtime.learner_folder import (
     JOB_FOLDER,
     JOB_FOLDERS,
     PREPARED_FILE,
+    RUN,
     RUNS_FOLDER,
     STOP_FILE,
     STORED_FILE,
@@ -124,6 +126,17 @@ class PodFolder(LearnerFolder):
             return round(os.lstat(self.path(name)).st_mtime * 1000)
         except OSError:
             return 0
+
+    def exit(self, run: int = RUN) -> Exit | None:
+        """The end that the entry process has recorded; None: it has not.
+
+        The learner can write the record as well. The entry process records no loss, and never leaves it damaged: the
+        kubelet knows whether the learner was lost. A stop by the platform is one that this helper has passed on.
+        """
+        end = super().exit(run)
+        if end is None or end.lost:
+            return None
+        return end if self.has(STOP_FILE) or not end.stop_cause else replace(end, stop_cause="")
 
     def assignment(self) -> Assignment:
         stored = stored_plan.read(self._plan_document(), self._learner)

@@ -61,7 +61,10 @@ class ShimWatch:
         if await self._ended.wait(seconds):
             self._close()
 
-    def lost_exit(self, run: int) -> Exit | None:
+    def exit(self, run: int) -> Exit | None:
+        return self._folder.exit(run) or self._lost(run)
+
+    def _lost(self, run: int) -> Exit | None:
         """The exit of a learner that is gone with its shim and left no ``exit.json`` for ``LOST_S``; else None."""
         if self._fd is not None:
             return None  # the shim lives

@@ -19,12 +19,14 @@ from services.core.adapters.kubernetes.api import Api, collection
 from services.core.adapters.kubernetes.probe import probe
 from services.core.runtime.pod_layout import HELPER_CONTAINER
 from services.local.commands import PLATFORM
+from tests.hostile.attack_code import IN_POD, attack_files
+from tests.hostile.attacks.ground import BREACH, OVER
+from tests.hostile.attacks.pods import FORGED_CODE
 from tests.promises import Promise
-from tests.testbed.kubernetes import attack
 from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
 from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster
-from tests.testbed.kubernetes.control_plane import ADDRESS
+from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
 from tests.testbed.kubernetes.empty_registry import empty_registry
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
@@ -424,40 +426,56 @@ def test_jobs_end_right_while_the_api_server_fails_every_fourth_request(
 
 
 def test_hostile_learner_in_a_pod_reaches_nothing_of_the_platform_the_node_or_another_tenant(
-    client: Client, testbed_cluster: Cluster, tmp_path: Path
+    client: Client, weft_up: Platform, testbed_cluster: Cluster, tmp_path: Path
 ) -> None:
+    """Some of `make hostile ON=pod`, all in one job."""
     guard = client.jobs.submit(spec("echo up; exec sleep 100000"))
     eventually(lambda: lines(guard) == ["up"])
-    before = [(pod["metadata"]["uid"], containers(pod)) for pod in pods(testbed_cluster, guard)]
-    code = tmp_path / "code"
-    code.mkdir()
-    (code / "attack.py").write_text(Path(attack.__file__).read_text())
-    job = client.jobs.submit(spec("python3 attack.py", resources={"cpus": 0.25, "memory": "256MiB"}), code=code)
-    assert job.wait(HANG_S).status == "COMPLETED", job.message
-    reached = {"kubelet 10.99.0.11", "kubelet 10.99.0.12", "API server 10.99.0.1"}
-    assert {line for line in lines(job) if "10.96" not in line and "svc" not in line} == {
-        "ATTACK OVER", *(f"refused by {server}" for server in reached)
+    (pod,) = before = pods(testbed_cluster, guard)
+    known = {
+        "key": weft_up.key, "api_servers": [f"{ADDRESS}:{PORT}"], "kubelets": kubelets(testbed_cluster),
+        "victim": {"namespace": NAMESPACE, "pod": pod["metadata"]["name"]},
     }  # fmt: skip
+    attacks = ("control_volume_is_written", "files_of_the_helper_are_read", "api_server_is_used", "kubelets_are_used",
+               "container_is_filled", "fork_bomb_goes_off")  # fmt: skip
+    command = "; ".join(f"{IN_POD} pods {attack}" for attack in attacks)
+    job = client.jobs.submit(
+        spec(command, resources={"cpus": 0.25, "memory": "256MiB"}), code=attack_code(tmp_path, known)
+    )
+    assert job.wait(HANG_S).status == "COMPLETED", history(job)
+    said = lines(job)
+    assert [line for line in said if line.startswith(BREACH)] == []
+    assert said.count(OVER) >= len(attacks) - 1, said  # the bomb may take its own process with it
+    reached = {f"API server {ADDRESS}:{PORT}", *(f"kubelet {server}" for server in kubelets(testbed_cluster))}
+    assert {line for line in said if line.startswith("refused by")} == {f"refused by {server}" for server in reached}
     eventually(lambda: not pods(testbed_cluster, job))
-    assert [(pod["metadata"]["uid"], containers(pod)) for pod in pods(testbed_cluster, guard)] == before
+    after = [(pod["metadata"]["uid"], containers(pod)) for pod in pods(testbed_cluster, guard)]
+    assert after == [(pod["metadata"]["uid"], containers(pod)) for pod in before]
     assert guard.refresh().status == "PROCESSING"
 
 
-def test_exit_that_a_learner_forges_is_not_its_exit(client: Client) -> None:
+def test_exit_that_a_learner_forges_is_not_its_exit(client: Client, tmp_path: Path) -> None:
     """Neither a success, nor a stop by somebody else, which would cost no retry."""
-    record = {"schema": 1, "time": 1, "code": 0, "signal": 0, "stop_cause": "halt", "lost": True, "run": 1}
-    stays = "trap '' TERM HUP; while :; do echo $RECORD > /dev/termination-log; done"
-    forgeries = (
-        'echo "$RECORD" > /weft/runs/1/exit.json',
-        'echo "$RECORD" > /dev/termination-log',
-        f'rm -f /weft/runs/1/exit.json /dev/termination-log; (setsid sh -c "{stays}" &)',
-    )
-    env = {"RECORD": json.dumps(record)}
-    jobs = [client.jobs.submit(spec(f"{forgery}; exit 7", env=env)) for forgery in forgeries]
+    forgeries = ("exit_record_is_forged", "termination_message_is_forged", "records_of_the_end_are_forged_for_ever")
+    code = attack_code(tmp_path, {})
+    jobs = [client.jobs.submit(spec(f"{IN_POD} pods {forgery}"), code=code) for forgery in forgeries]
     for job in jobs:
         job.wait(HANG_S)
-        assert (job.status, job.reason, job.attempt) == ("FAILED", "ExitCode", 1)
-        assert "code 7" in job.message
+        assert (job.status, job.reason, job.attempt) == ("FAILED", "ExitCode", 1), history(job)
+        assert f"code {FORGED_CODE}" in job.message
+
+
+def kubelets(cluster: Cluster) -> list[str]:
+    return [f"{node.address}:10250" for node in cluster.nodes]
+
+
+def attack_code(folder: Path, known: dict[str, Any]) -> Path:
+    """A folder with the code of attacks. ``known``: what the attacker knows."""
+    code = folder / "code"
+    for name, content in attack_files(known).items():
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_bytes(content)
+    return code
 
 
 def containers(pod: dict[str, Any]) -> list[str]:

@@ -9,11 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
-import os
 import secrets
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Generator, Iterator, Mapping
@@ -21,30 +18,28 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.hostile.combinations import Combination, own_uids, running
+from tests.hostile.attack_code import attack_files
+from tests.hostile.clusters.kind import ATTACKER, PLATFORM_FOLDERS, VICTIM, Learners
+from tests.hostile.combinations import Combination, Say, running
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
-from weft import Client, Conflict
+from weft import Client, Conflict, WeftError
 from weft._archive import Archive, Listing
 from weft._job import Job
 
-VICTIM, ATTACKER = "acme", "evil"
 VICTIMS_KEY: Final = "the-victims-own"
 """The idempotency key of the vault."""
 SMALL: Final = {"cpus": 0.5, "memory": "128MiB"}
 BOUNDS: Final = {"grace": "1s", "max_runtime": "90s", "store_timeout": "60s", "resources": SMALL}
 """Of every attack: it ends by itself, whatever it does."""
-_ATTACKS: Final = Path(__file__).with_name("attacks")
-_SERVICES: Final = ("etcd", "metrics", "node", "lcm", "guardian", "api")
 _SHORTEST_SECRET: Final = 16
 
 
 class Arena:
     """``attacker``, ``victim``, ``admin``: clients of their tenants."""
 
-    def __init__(self, weft: Platform, combination: Combination, data: Path) -> None:
-        self.weft, self.combination, self.data = weft, combination, data
-        self.user, self.uids = own_uids(combination)
+    def __init__(self, weft: Platform, cluster: Learners, data: Path) -> None:
+        self.weft, self.cluster, self.data = weft, cluster, data
         self._open = ExitStack()
         self.admin = self._open.enter_context(Client(weft.url, weft.key))
         self.attacker_key = self._key(ATTACKER)
@@ -60,6 +55,9 @@ class Arena:
         self.guard = self._make_guard()
 
     def close(self) -> None:
+        with suppress(WeftError):  # the platform may have been killed by a trick that fell
+            end(self.guard)
+            self.guard.wait(HANG_S)
         self._open.close()
 
     # --- the victim -----------------------------------------------------------------------------------------------
@@ -116,11 +114,8 @@ class Arena:
 
     def attack(self, module: str, function: str, spec: Mapping[str, Any]) -> Job:
         """Submits an attack of ``tests.hostile.attacks`` as the attacker's job."""
-        python = os.path.realpath(sys.executable)
-        command = f"exec {python} -B -m tests.hostile.attacks.main {module} {function}"
-        files = {f"tests/hostile/attacks/{path.name}": path.read_bytes() for path in _ATTACKS.glob("*.py")}
-        files["tests/hostile/attacks/intel.json"] = json.dumps(self.intel()).encode()
-        with archive(files) as code:
+        command = self.cluster.command(module, function)
+        with archive(attack_files(self.intel())) as code:
             name = f"{module}.{function}"[:60]
             return self.submit({"name": name, "command": command, **spec}, code)
 
@@ -132,75 +127,24 @@ class Arena:
 
     def intel(self) -> dict[str, Any]:
         """What an attacker could find out at best. Read by ``tests.hostile.attacks.ground.intel``."""
-        addresses = self.weft.home.addresses()
-        owners = self.ports()
         return {
+            **self.cluster.intel(self.guard),
             "home": str(self.weft.home.root),
-            "addresses": addresses,
-            "ports": sorted(owners),
-            "ports_of": {str(port): service for port, service in owners.items()},
-            "open_ports": [int(addresses[name].rpartition(":")[2]) for name in ("api", "api-grpc")],
-            "sockets": sorted(self.sockets()),
-            "pids": sorted(self.pids()),
-            "commands": {str(pid): _command(pid) for pid in self.pids()},
-            "private": [str(path) for path in self.private_paths()],
+            "private": self.private_paths(),
             "guard": {"job": self.guard.id, "vault": self.vault.id, "tenant": VICTIM},
             "key": self.attacker_key,
         }
 
-    def pids(self) -> set[int]:
-        """Processes that no attacker may touch: the services, and all of the guard."""
-        return {*(self.weft.process(name).pid for name in _SERVICES), *self.weft.processes_of(self.guard.id)}
-
-    def ports(self) -> dict[int, str]:
-        """TCP ports on which processes of the platform listen -> service."""
-        inodes = {}
-        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A":
-                    inodes[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
-        listening: dict[int, str] = {}
-        supervisor = self.weft.process("supervisor").pid
-        for name, pid in {
-            **{name: self.weft.process(name).pid for name in _SERVICES},
-            "supervisor": supervisor,
-        }.items():
-            for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-                try:
-                    target = str(descriptor.readlink())
-                except FileNotFoundError:
-                    continue
-                if target in inodes:
-                    listening[inodes[target]] = name
-        return listening
-
-    def sockets(self) -> set[str]:
-        """Paths of the sockets in the platform's folder on which a process listens."""
-        lines = Path("/proc/net/unix").read_text().splitlines()[1:]
-        paths = {fields[7] for line in lines if len(fields := line.split(None, 7)) == 8}
-        return {path for path in paths if path.startswith(f"{self.weft.home.root}/")}
-
-    def private_paths(self) -> list[Path]:
+    def private_paths(self) -> list[str]:
         """Files and folders that an attacker may neither read nor change."""
         home = self.weft.home
-        guard = home / "node" / self.guard.id / "1" / "worker-0"
-        names = ("run", "secrets", "logs", "objects", "metrics", "jobs.sqlite", "records.sqlite", "uploads", "etcd")
         return [
-            *(home / name for name in names if (home / name).exists()),
-            *sorted(path for path in (home / "secrets").rglob("*") if path.is_file()),
-            *sorted((home / "run").glob("*.json")),
-            *sorted(path for path in (home / "objects" / "tenants" / VICTIM).rglob("*") if path.is_file()),
-            guard, guard / "learner.json", guard / "shim.json", guard / "job", guard / "job" / "results" / "key",
-        ]  # fmt: skip
-
-    def job_folder(self, job: Job) -> Path:
-        """JOB_STATE_DIR of the job's first learner."""
-        return self.weft.home / "node" / job.id / "1" / "worker-0" / "job"
-
-    def identities(self) -> dict[str, object]:
-        """Service -> its process."""
-        return {name: self.weft.process(name) for name in _SERVICES}
+            *(str(home / name) for name in PLATFORM_FOLDERS if (home / name).exists()),
+            *sorted(str(path) for path in (home / "secrets").rglob("*") if path.is_file()),
+            *sorted(map(str, (home / "run").glob("*.json"))),
+            *sorted(str(path) for path in (home / "objects" / "tenants" / VICTIM).rglob("*") if path.is_file()),
+            *self.cluster.private(self.guard),
+        ]
 
     # --- canaries -------------------------------------------------------------------------------------------------
 
@@ -211,17 +155,16 @@ class Arena:
             if path.is_file() and len(content := path.read_bytes().strip()) >= _SHORTEST_SECRET:
                 forms = (repr(content.decode("latin-1"))[1:-1], content.hex(), base64.b64encode(content).decode())
                 texts |= {f"{path.name} ({number})": form for number, form in enumerate(forms)}
-        return texts
+        return texts | self.cluster.secrets(self.guard)
 
     def victims_files(self) -> dict[str, str]:
         """Path -> digest, of everything of the victim's and the operator's that must not change."""
         home = self.weft.home
-        guard = home / "node" / self.guard.id / "1" / "worker-0"
         roots = (
             home / "objects" / "tenants" / VICTIM / "jobs" / self.vault.id,
             home / "secrets",
             self.data,
-            guard / "job",
+            *self.cluster.unchanged(self.guard),
         )
         files = {
             str(path): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -229,8 +172,8 @@ class Arena:
             for path in sorted(root.rglob("*"))
             if path.is_file() and not path.is_symlink()
         }
-        for name in ("", "run", "secrets", "logs", "objects", "metrics", "jobs.sqlite", "records.sqlite", "uploads"):
-            if (home / name).exists():
+        for name in ("", *PLATFORM_FOLDERS):
+            if name != "etcd" and (home / name).exists():
                 status = (home / name).stat()
                 files[f"{home / name} itself"] = f"{status.st_ino} {status.st_uid} {status.st_mode:o}"
         return files
@@ -241,13 +184,6 @@ def end(job: Job) -> None:
     if not job.at_rest:
         with suppress(Conflict):
             job.kill()
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("latin-1")
-    except OSError:
-        return ""
 
 
 @contextmanager
@@ -272,20 +208,15 @@ def raw_archive(content: bytes) -> Generator[Archive]:
 
 
 @contextmanager
-def arena(combination: Combination, environment: Mapping[str, str]) -> Generator[Arena]:
+def arena(combination: Combination, environment: Mapping[str, str], say: Say) -> Generator[Arena]:
     """An arena on a platform of its own; nothing of it is left afterwards."""
     data = Path(tempfile.mkdtemp(prefix="weft-test-data-"))
     data.chmod(0o755)
     (data / "set").mkdir()
     (data / "set" / "part").write_text("the operator's")
-    user, uids = own_uids(combination)
-    settings = {
-        "WEFT_DATA_PATHS": str(data), "WEFT_NODE_CPUS": "16", "WEFT_NODE_MEMORY": "8GiB",
-        "WEFT_NODE_UID_FIRST": str(uids.start if user == 0 else 70_000), "WEFT_NODE_UID_COUNT": "100", **environment,
-    }  # fmt: skip
     try:
-        with running(combination, settings, user) as weft:
-            made = Arena(weft, combination, data)
+        with running(combination, {"WEFT_DATA_PATHS": str(data), **environment}, say) as (weft, cluster):
+            made = Arena(weft, cluster, data)
             try:
                 made.begin()
                 yield made

@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.hostile.clusters.kind import Learners
+from tests.hostile.clusters.one_machine import OneMachine, sweep
+from tests.hostile.clusters.pods import running_pods
 from tests.testbed.platform import Platform, platform
 
 ROOT: Final = Path(__file__).parents[2]
+Say = Callable[[str], None]
 _USER_FIRST: Final = 63_000
 _USERS: Final = 900
 _UIDS_FIRST: Final = 1_000_000
@@ -25,7 +29,7 @@ _UIDS: Final = 100
 @dataclass(frozen=True, slots=True)
 class Combination:
     isolation: str
-    """process | sandbox."""
+    """process | sandbox | pod."""
     user: str
     """root, or user: an ordinary user without rights."""
     store: str
@@ -36,7 +40,10 @@ class Combination:
 
 
 _PLATFORMS: Final = (("sandbox", "root"), ("process", "root"), ("sandbox", "user"))
-ALL: Final = tuple(Combination(*kind, store) for store in ("sqlite", "mongo") for kind in _PLATFORMS)
+ALL: Final = (
+    *(Combination(*kind, store) for store in ("sqlite", "mongo") for kind in _PLATFORMS),
+    Combination("pod", "root", "sqlite"),
+)
 QUICK: Final = ALL[0]
 """What `make test` tries."""
 
@@ -75,16 +82,34 @@ class _UsersPlatform(Platform):
 
 
 @contextmanager
-def running(combination: Combination, environment: Mapping[str, str], uid: int) -> Generator[Platform]:
-    """The platform of the combination. ``uid``: of the ordinary user."""
-    wanted = {"WEFT_NODE_ISOLATION": combination.isolation, **environment}
-    if combination.user == "root" or os.geteuid() != 0:
-        with platform(wanted) as weft:
+def running(combination: Combination, settings: Mapping[str, str], say: Say) -> Generator[tuple[Platform, Learners]]:
+    """The platform of the combination and the cluster of its learners; nothing of both is left afterwards."""
+    if combination.isolation == "pod":
+        with running_pods(settings, say) as started:
+            yield started
+        return
+    user, uids = _own_uids(combination)
+    own = {
+        "WEFT_NODE_ISOLATION": combination.isolation, "WEFT_NODE_CPUS": "16", "WEFT_NODE_MEMORY": "8GiB",
+        "WEFT_NODE_UID_FIRST": str(uids.start if user == 0 else 70_000), "WEFT_NODE_UID_COUNT": "100", **settings,
+    }  # fmt: skip
+    try:
+        with _started(user, own) as weft:
+            yield weft, OneMachine(weft, uids)
+    finally:
+        if user != os.geteuid() or user == 0:  # not where learners have the user id of this process
+            sweep(uids)
+
+
+@contextmanager
+def _started(user: int, settings: Mapping[str, str]) -> Generator[Platform]:
+    if user == os.geteuid():
+        with platform(settings) as weft:
             yield weft
         return
     place = Path(tempfile.mkdtemp(prefix="weft-test-"))
-    weft = _UsersPlatform(place / "home", wanted, uid)
-    os.chown(place, uid, uid)
+    weft = _UsersPlatform(place / "home", settings, user)
+    os.chown(place, user, user)
     try:
         weft.up()
         yield weft
@@ -93,7 +118,7 @@ def running(combination: Combination, environment: Mapping[str, str], uid: int) 
         subprocess.run(["rm", "-rf", str(place)], check=True)
 
 
-def own_uids(combination: Combination) -> tuple[int, range]:
+def _own_uids(combination: Combination) -> tuple[int, range]:
     """The platform's user, and the users of learners: no other run on this machine has the same at the same time."""
     number = os.getpid()
     if combination.user == "user":

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from typing import Final
 
 import pytest
 
 from tests.hostile.arena import Arena
 from tests.hostile.arena import arena as running_arena
-from tests.hostile.auditor import sweep
-from tests.hostile.combinations import QUICK, Combination, own_uids, possible, store_settings
+from tests.hostile.combinations import QUICK, Combination, possible, store_settings
 from tests.hostile.table import Table
 from tests.hostile.tricks import registry
 from tests.testbed.mongo import at_database
@@ -34,28 +34,31 @@ def _combinations() -> list[Combination]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "trick" in metafunc.fixturenames:
-        tricks = registry.TRICKS if _WANTED else registry.QUICK
-        names = [f"{trick.theme}: {trick.name}" for trick in tricks]
-        metafunc.parametrize("arena", _combinations(), ids=str, indirect=True, scope="session")
-        metafunc.parametrize("trick", tricks, ids=[name.replace(" ", "-") for name in names])
+    if "trick" not in metafunc.fixturenames:
+        return
+    played = [
+        pytest.param(combination, trick, id=f"{combination}-{trick.theme}:-{trick.name}".replace(" ", "-"))
+        for combination in _combinations()
+        for trick in (registry.TRICKS if _WANTED else registry.QUICK)
+        if combination.isolation not in trick.pointless
+    ]
+    metafunc.parametrize(("arena", "trick"), played, indirect=["arena"], scope="session")
 
 
 @pytest.fixture(scope="session")
-def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
-    """One platform for all tricks of a combination."""
+def arena(
+    request: pytest.FixtureRequest, announce: Callable[[str], None], untimed: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Arena]:
+    """One platform for all tricks of a combination. Its start, with what must be built, is not a test's time."""
     combination: Combination = request.param
 
     def mongo() -> str:
         return at_database(request.getfixturevalue("mongo_server"), f"weft_hostile_{uuid.uuid4().hex[:12]}")
 
-    try:
-        with running_arena(combination, store_settings(combination, mongo)) as made:
-            yield made
-    finally:
-        user, uids = own_uids(combination)
-        if user != os.geteuid() or user == 0:  # not where learners have the user id of this process
-            sweep(uids)
+    with ExitStack() as stack:
+        with untimed():
+            made = stack.enter_context(running_arena(combination, store_settings(combination, mongo), announce))
+        yield made
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from tests.hostile.combinations import ALL
 from tests.hostile.tricks import registry
 
 ROOT = Path(__file__).parents[2]
@@ -23,3 +24,10 @@ def test_there_are_sixty_tricks_each_with_a_name_and_a_sentence_of_its_own() -> 
     sentences = Counter(trick.does for trick in registry.TRICKS)
     assert max(sentences.values()) == 1
     assert all(sentence.endswith(".") and "|" not in sentence for sentence in sentences)
+
+
+def test_each_trick_is_played_in_some_isolation_and_has_a_reason_for_each_other_one() -> None:
+    isolations = {combination.isolation for combination in ALL}
+    for trick in registry.TRICKS:
+        assert set(trick.pointless) < isolations, trick
+        assert all(reason.endswith(".") and "|" not in reason for reason in trick.pointless.values()), trick

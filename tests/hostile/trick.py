@@ -34,6 +34,8 @@ class Trick:
     """Part of `make test`."""
     restarts: bool = False
     """The trick itself restarts services."""
+    pointless: Mapping[str, str] = field(default_factory=dict)
+    """Isolation -> why the trick has no meaning there, or cannot be judged. It is not played there."""
 
 
 def of_learner(
@@ -46,6 +48,7 @@ def of_learner(
     check: Callable[[Arena, Job], Iterable[str]] | None = None,
     quick: bool = False,
     restarts: bool = False,
+    pointless: Mapping[str, str] | None = None,
 ) -> Trick:
     """A trick of a learner. ``attack``: a function of ``tests.hostile.attacks``, which runs inside the learner.
 
@@ -62,8 +65,9 @@ def of_learner(
             yield from check(arena, job)
 
     return Trick(
-        name=_words(attack.__name__), theme=module, does=_sentence(attack), play=play, quick=quick, restarts=restarts
-    )
+        name=_words(attack.__name__), theme=module, does=_sentence(attack), play=play, quick=quick, restarts=restarts,
+        pointless=pointless or {},
+    )  # fmt: skip
 
 
 def of_request(theme: str, *, quick: bool = False) -> Callable[[Play], Trick]:
@@ -86,7 +90,7 @@ def judge(
         end(job)
         return
     if job.status not in ends:
-        yield f"the attack is {job.status} ({job.reason}: {job.message})"
+        yield described(job)
     if not reads:
         return
     lines = [line.text for line in job.logs(tail=_LINES)]
@@ -95,6 +99,12 @@ def judge(
         yield f"the attack was not tried to its end: {lines[-3:]}"
     yield from leaked(arena, "its output", "\n".join(lines))
     yield from _stored(arena, job)
+
+
+def described(job: Job) -> str:
+    """How the attack has ended, with its history: the job is gone when the report is read."""
+    history = [f"{event.to} {event.attempt} {event.reason} {event.message}" for event in job.history()]
+    return f"the attack is {job.status} in attempt {job.attempt} ({job.reason}: {job.message}); {'; '.join(history)}"
 
 
 def leaked(arena: Arena, where: str, text: str) -> Iterator[str]:

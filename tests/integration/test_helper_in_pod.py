@@ -17,6 +17,7 @@ from tests.testbed.pod import LEARNER, TENANT, Pod
 from tests.testbed.server import free_address
 from tests.waiting import until
 
+UNTIL_END = "until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done; exit 7"
 ATTEMPT = f"tenants/{TENANT}/jobs/pod/attempts/1"
 
 
@@ -173,23 +174,28 @@ async def test_job_with_requirements_fails_with_advice_to_name_an_image(intake: 
     "record",
     ['{"time": "x"}', "[" * 100_000, "", '{"schema": 1, "time": 99999999999999999999, "code": 0}', "x" * 100_000],
 )
-async def test_forged_record_of_an_end_ends_the_learner_as_lost(intake: Intake, pod: Pod, record: str) -> None:
-    pod.plan("cat > ../../runs/1/exit.json; exec sleep 600")
+async def test_forged_record_of_an_end_is_ignored_and_the_real_end_counts(
+    intake: Intake, pod: Pod, record: str
+) -> None:
+    """As a loss it would cost no retry: the job would be tried again for ever."""
+    pod.plan(UNTIL_END)
     pod.start()
     await until(lambda: "PROCESSING" in intake.phases)
     (pod.root / "runs/1/exit.json").write_text(record)
+    (pod.root / "job" / "end").touch()
     await until(lambda: "STORED" in intake.phases)
     assert intake.last is not None
     assert intake.last.exit is not None
-    assert intake.last.exit.lost
+    assert (intake.last.exit.code, intake.last.exit.lost) == (7, False)
 
 
 async def test_record_that_is_a_link_to_the_helpers_token_is_not_followed(intake: Intake, pod: Pod) -> None:
-    pod.plan("exec sleep 600")
+    pod.plan(UNTIL_END)
     pod.start()
     await until(lambda: "PROCESSING" in intake.phases)
     (pod.root / "runs/1/exit.json").symlink_to(pod.root / "token/token")
+    (pod.root / "job" / "end").touch()
     await until(lambda: "STORED" in intake.phases)
     assert intake.last is not None
     assert intake.last.exit is not None
-    assert intake.last.exit.lost
+    assert (intake.last.exit.code, intake.last.exit.lost) == (7, False)

@@ -268,3 +268,23 @@ async def test_copy_of_a_server_that_does_not_list_is_unavailable(tmp_path: Path
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await api.close()
+
+
+async def test_one_jobs_pod_of_half_a_mebibyte_hides_no_other_pod_from_the_platform(tmp_path: Path) -> None:
+    """A watch that fails at a long line begins again before it, for ever: no job of any tenant would go on."""
+    large = pod("large", 11) | {"spec": {"env": "x" * 2**19}}
+    script = [listed(version=10), watched(("ADDED", pod("a", 10)), ("ADDED", large), ("ADDED", pod("b", 12)))]
+    last = Answer(200, b"", {}, None)
+    with serving(tmp_path / "k", lambda _, number: script[number] if number < len(script) else last):
+        api = Api(tmp_path / "k")
+        changed: list[tuple[str, int]] = []
+        copy = Reflector(
+            api, PODS, on_change=lambda document: changed.append((document["metadata"]["name"], len(str(document))))
+        )
+        task = asyncio.create_task(copy.run())
+        await until(lambda: len(copy.objects) == 3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+        assert [name for name, _ in changed] == ["a", "large", "b"]
+        assert changed[1][1] > 2**19

@@ -276,7 +276,7 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "", "messag
 LOST = [
     ("Evicted", pod(phase="Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage.")),
     ("Evicted", pod(RUNNING, ended(143, record(signal=15)), phase="Failed", reason="Evicted", message="Usage of "
-     'EmptyDir volume "job" exceeds the limit "100Gi".')),
+     'EmptyDir volume "private" exceeds the limit "100Gi".')),
     ("Evicted", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "EvictionByEvictionAPI"}])),
     ("Preempted", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "PreemptionByScheduler"}])),
     ("NodeLost", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "DeletionByTaintManager"}])),
@@ -289,6 +289,20 @@ LOST = [
     ("DeadlineExceeded", pod(phase="Failed", reason="DeadlineExceeded", message="Pod was active on the node longer "
      "than the specified deadline")),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("volume", ["job", "tmp", "runs", "shm"])
+@pytest.mark.parametrize("conditions", [[], [{**DISRUPTED, "reason": "TerminationByKubelet"}]], ids=["", "disrupted"])
+def test_learner_that_fills_its_volume_has_failed_and_is_not_tried_again_for_ever(
+    volume: str, conditions: list[Document]
+) -> None:
+    text = f'Usage of EmptyDir volume "{volume}" exceeds the limit "100Gi". '
+    document = pod(RUNNING, ended(137), phase="Failed", reason="Evicted", message=text, conditions=conditions)
+    process = observe(document, Context(now=NOW))
+    assert process.exit is not None
+    assert (process.reason, process.exit.lost, process.exit.signal) == ("DiskExceeded", False, 9)
+    assert process.exit.disk_exceeded == text
+    assert process.message.endswith("the bound is WEFT_KUBERNETES_SCRATCH")
 
 
 @pytest.mark.parametrize(("reason", "document"), LOST)

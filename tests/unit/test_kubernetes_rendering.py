@@ -141,6 +141,16 @@ def test_helper_is_a_native_sidecar_and_the_learner_starts_with_the_entry_script
     assert read_only == {layout.CONTROL, layout.ENTRY}
 
 
+def test_learner_cannot_fill_the_nodes_disk_beside_its_volumes() -> None:
+    attempt = plan()
+    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)["spec"]
+    for container in (*spec["initContainers"], *spec["containers"]):
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    (learner,) = spec["containers"]
+    places = {mount["mountPath"]: mount["name"] for mount in learner["volumeMounts"]}
+    assert places["/tmp"] == places["/var/tmp"] == "tmp"
+
+
 def test_kubelet_does_not_expand_what_the_user_has_written() -> None:
     attempt = plan()
     pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)

@@ -252,6 +252,18 @@ def test_hostile_command_cannot_make_a_record_that_is_no_json(entry: Entry) -> N
     assert entry.exit() == record(code=4)
 
 
+@pytest.mark.parametrize(
+    "forgery", ["mkdir exit.json", "ln -s /etc/passwd exit.json", "rm exit.reserved; mkdir exit.reserved"]
+)
+def test_record_takes_the_place_of_whatever_the_command_has_put_there(entry: Entry, forgery: str) -> None:
+    entry.go()
+    entry.store()
+    entry.start(f"cd {entry.root}/runs/1; {forgery}; exit 7")
+    assert entry.wait() == 7
+    assert entry.exit() == record(code=7)
+    assert not (entry.root / "runs/1/exit.json").is_symlink()
+
+
 def test_flood_of_output_is_whole_in_the_run_and_shortened_in_the_containers_log(entry: Entry) -> None:
     entry.start("head -c 3000000 /dev/zero | tr '\\0' x")
     entry.store()

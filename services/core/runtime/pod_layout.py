@@ -30,6 +30,8 @@ ENTRY: Final = "/weft/entry"
 ENTRY_FILE: Final = "entry.sh"
 JOB: Final = "/weft/job"
 """JOB_STATE_DIR: the learner's own folders, named as on one machine (``learner_folder.JOB_FOLDERS``)."""
+TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - the container's own
+"""For temporary files of the learner, on one volume. Beside its volumes the learner's container is read-only."""
 VOLUMES: Final = "/weft/volumes"
 """Read-only, in both containers: a folder for each claim of the job's data stores, named after it."""
 

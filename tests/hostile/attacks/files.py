@@ -42,7 +42,8 @@ def hard_links_are_stored() -> None:
 
 def folders_become_links() -> None:
     """Replaces its own folders, that the platform opens later, by links to the victim's and the platform's."""
-    targets = [path for path in intel()["private"] if os.path.isdir(path)] or [intel()["home"]]
+    # The platform may have another root: what is no folder here may be one there.
+    targets = [path for path in intel()["private"] if os.path.isdir(path) or not os.path.exists(path)]
     for number, name in enumerate((*_STORED, "HOME", "DATA_DIR", "MODEL_DIR")):
         place = folder(name)
         with suppress(OSError):

@@ -81,8 +81,7 @@ def mounts_are_made() -> None:
 
 def processes_are_traced() -> None:
     """Attaches to every process that is not its own child, and reads its memory, environment and descriptors."""
-    own = {os.getpid(), *_ancestors_of_own_user()}
-    for pid in sorted({*_visible(), *intel()["pids"]} - own):
+    for pid in sorted(_others()):
         for name, request in (("attach", _ATTACH), ("seize", _SEIZE)):
             if _LIBC.ptrace(request, pid, None, None) == 0:
                 breach(f"{name} to process {pid}")
@@ -96,6 +95,14 @@ def processes_are_traced() -> None:
         for name in ("fd", "cwd", "root", "exe", "map_files", "ns"):
             with suppress(OSError):
                 breach(f"/proc/{pid}/{name}: {os.listdir(f'/proc/{pid}/{name}')[:5]}")
+
+
+def _others() -> set[int]:
+    """Processes that are not the learner's own."""
+    known = intel()
+    if known["own_processes"]:  # of the whole container: what else is seen there must not be
+        return {pid for pid in _visible() if _command_of(pid) in known["commands"].values()}
+    return {*_visible(), *known["pids"]} - {os.getpid(), *_ancestors_of_own_user()}
 
 
 def _visible() -> set[int]:

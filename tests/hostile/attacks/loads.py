@@ -99,8 +99,8 @@ def sockets_are_opened() -> None:
 
 
 def connections_are_held() -> None:
-    """Opens five hundred connections to the api, sends half a request on each, and leaves them open."""
-    host, _, port = intel()["addresses"]["api"].rpartition(":")
+    """Opens five hundred connections to the api, or to what answers a pod, and leaves half a request on each."""
+    host, _, port = intel()["front"].rpartition(":")
     with contextlib.ExitStack() as held:
         for _ in range(500):
             with suppress(OSError):

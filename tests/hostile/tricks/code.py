@@ -124,7 +124,12 @@ def requirements_have_options(arena: Arena) -> Iterator[str]:
     ):  # fmt: skip
         files = {"requirements.txt": f"{line}\n".encode(), "setup.py": setup, "package/setup.py": setup}
         with archive(files) as code:
-            job = arena.submit({"name": "requirements", "command": "true", "framework": "python"}, code)
+            try:
+                job = arena.submit({"name": "requirements", "command": "true", "framework": "python"}, code)
+            except WeftError as refused:  # in pods: requirements.txt as such
+                if not is_refusal(refused.status or 0):
+                    yield f"{line[:60]!r}: {refused}"
+                continue
         for failure in judge(arena, job, ends={"FAILED"}, finishes=False):
             yield f"{line[:60]!r}: {failure}"
         yield from leaked(arena, f"the message for {line[:60]!r}", job.message)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from tests.hostile.trick import Trick
-from tests.hostile.tricks import code, load, of_learners, specs, tenants
+from tests.hostile.tricks import code, load, of_learners, pods, specs, tenants
 
 TRICKS: Final[tuple[Trick, ...]] = (
-    *of_learners.TRICKS, *tenants.TRICKS, *specs.TRICKS, *code.TRICKS, *load.TRICKS,
+    *of_learners.TRICKS, *pods.TRICKS, *tenants.TRICKS, *specs.TRICKS, *code.TRICKS, *load.TRICKS,
 )  # fmt: skip
 QUICK: Final[tuple[Trick, ...]] = tuple(trick for trick in TRICKS if trick.quick)

@@ -131,6 +131,7 @@ def inputs_are_of_others(arena: Arena) -> Iterator[str]:
         for path in (home, home / "secrets", home / "objects", "/", "/etc", f"{arena.data}/../..", "/proc/self/root")
     ]
     urls = [f"http://{address}/" for address in addresses.values() if ":" in str(address) and "/" not in str(address)]
+    urls += arena.cluster.inner_urls()
     urls += ["http://169.254.169.254/latest", "http://[::1]:80/", "http://localhost/", "http://0/", "http://127.1/"]
     stores += [{"type": "http", "url": url} for url in urls]
     for store in stores:

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import grpc
 
 from services.core.gen.weft.v1 import jobs_pb2, jobs_pb2_grpc
-from tests.hostile.arena import VICTIM, VICTIMS_KEY, Arena
+from tests.hostile.arena import VICTIMS_KEY, Arena
+from tests.hostile.clusters.kind import VICTIM
 from tests.hostile.sending import (
     ANSWER_S,
     ended,

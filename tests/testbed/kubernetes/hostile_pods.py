@@ -111,6 +111,7 @@ _PRIVILEGED: Final = {"privileged": True, "capabilities": {"drop": ["ALL"]}}
 _CONTAINER: Final[Mapping[str, tuple[object, ...]]] = {
     "securityContext": (None, _PRIVILEGED),
     "securityContext.allowPrivilegeEscalation": (True, None),
+    "securityContext.readOnlyRootFilesystem": (False, None),
     "securityContext.capabilities.add": (
         ["SYS_ADMIN"], ["NET_ADMIN"], ["NET_RAW"], ["SYS_PTRACE"], ["SYS_MODULE"], ["DAC_READ_SEARCH"], ["CHOWN"],
         ["SETUID"], ["NET_BIND_SERVICE"], ["IPC_LOCK"], ["BPF"], ["MKNOD"], ["ALL"],

@@ -198,4 +198,5 @@ def _kubelet(address: str, inside: str) -> dict[str, object]:
         "resolvConf": f"{inside}/resolv.conf",
         "serializeImagePulls": False,
         "volumePluginDir": f"{inside}/volume-plugins",
+        "volumeStatsAggPeriod": "10s",  # so often it looks for volumes beyond their bounds
     }

@@ -35,6 +35,8 @@ _ATTEMPT: Final = "weft.dev/attempt"
 _LEARNER: Final = "weft.dev/learner"
 _CONTAINER: Final = "learner"
 _PAUSE_S: Final = 0.1
+_LONGEST_LINE: Final = 2**24
+"""Bytes of one event: a pod may be as large as a request to the API server."""
 Attempt = tuple[str, int]
 
 
@@ -114,7 +116,9 @@ class Watcher:
         self._task = asyncio.current_task()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         connector = aiohttp.TCPConnector(ssl=self._tls)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout, connector=connector) as client:
+        async with aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, connector=connector, read_bufsize=_LONGEST_LINE
+        ) as client:
             self._client = client
             version = ""
             while True:

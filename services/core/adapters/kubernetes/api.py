@@ -25,7 +25,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -157,17 +157,15 @@ class Api:
         try:
             if response.status != 200:
                 raise _error(response, await response.read())
-            while True:
-                line = await _translated(response.response.content.readline())
-                if not line:
-                    return
-                try:
-                    event: Document = json.loads(line)
-                except ValueError as error:  # the connection was cut within a line
-                    raise Unavailable(f"the API server's watch was cut off: {error}") from error
-                if event["type"] == "ERROR":
-                    raise _status_error(int(event["object"].get("code", 500)), event["object"], None)
-                yield event
+            async with aclosing(_lines(response.response.content)) as lines:
+                async for line in lines:
+                    try:
+                        event: Document = json.loads(line)
+                    except ValueError as error:  # the connection was cut within a line
+                        raise Unavailable(f"the API server's watch was cut off: {error}") from error
+                    if event["type"] == "ERROR":
+                        raise _status_error(int(event["object"].get("code", 500)), event["object"], None)
+                    yield event
         finally:
             connection = response.response.connection
             if connection is not None and connection.transport is not None:
@@ -265,6 +263,21 @@ class Api:
         if _LOOPBACK.match(configuration.host):  # as kubectl: no proxy reaches this machine's loopback
             configuration.client_session_kwargs = {"trust_env": False}
         return ApiClient(configuration)
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """Yields lines of any length, as they are complete; at last a rest without an end.
+
+    The library's own lines end at 128 KiB: a watch would fail again and again at the event of one larger pod, and every
+    other job would go unseen. The API server bounds an object by 3 MiB.
+    """
+    rest = b""
+    while chunk := await _translated(content.readany()):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 async def _translated(call: Any) -> Any:

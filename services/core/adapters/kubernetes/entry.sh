@@ -11,7 +11,7 @@
 # * It ends with the command's shell code, once `stored` exists or the store timeout is over: until then the helper can be
 #   started again and go on storing.
 #
-# POSIX only, tried with dash and busybox. Other programs that it needs: date, head, mkdir, mv, setsid, sleep, tail, wc.
+# POSIX only, tried with dash and busybox. Other programs that it needs: date, head, mkdir, mv, rm, setsid, sleep, tail, wc.
 # The command's output goes to files of the run; the container's log is a copy of it, with gaps if there is very much.
 
 set -u
@@ -116,6 +116,9 @@ record() {
     document="{\"schema\": 1, \"time\": $ended, \"code\": $1, \"signal\": $2, \"stop_cause\": \"$3\", \"lost\": false, \
 \"oom\": $4, \"run\": 1}"
     (printf '%s\n' "$document" > "$message") 2> /dev/null
+    for left in "$run/exit.reserved" "$run/exit.json"; do # The command could have put links and folders there.
+        if [ -L "$left" ] || [ -d "$left" ]; then rm -rf "$left"; fi
+    done
     until (printf '%s' "$document" 1<> "$run/exit.reserved" && mv -f "$run/exit.reserved" "$run/exit.json"); do
         clock
         [ "$now" -lt $((began_storing + store_timeout_s * 100)) ] || return

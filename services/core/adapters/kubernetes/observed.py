@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from signal import SIGKILL
 from typing import Any, Final, Self
 
 from services.core.adapters.kubernetes import names, reasons
@@ -246,14 +247,21 @@ def _end(pod: Document, context: Context, terminated: Document | None, message: 
         if reasons.could_not_run(terminated) is not None:
             return Exit(time=time, code=int(terminated.get("exitCode", 128)))
         if by_cluster is not None and (terminated.get("exitCode") != 0 or message is None):
-            return Exit(time=time, lost=True)
+            return _ended_by(by_cluster, time)
         return _recorded(terminated, message, time, context.mark)
     if by_cluster is not None:
-        return Exit(time=context.now, lost=True)
+        return _ended_by(by_cluster, context.now)
     phase = (pod.get("status") or {}).get("phase")
     if phase == "Failed":  # without a container that ended: the kubelet did not start it
         return Exit(time=context.now, lost=True)
     return context.report.exit if context.report is not None else None
+
+
+def _ended_by(problem: reasons.Problem, time: int) -> Exit:
+    """A learner that has exceeded a bound of its own is ended for its own fault; any other one is lost."""
+    if problem.reason is reasons.PodReason.DISK_EXCEEDED:
+        return Exit(time=time, signal=SIGKILL, disk_exceeded=problem.text)
+    return Exit(time=time, lost=True)
 
 
 def _recorded(terminated: Document, message: Exit | None, time: int, mark: StopMark | None) -> Exit:

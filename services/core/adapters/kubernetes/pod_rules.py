@@ -18,29 +18,34 @@ from services.core.domain.errors import AdmissionDenied
 from services.core.runtime import pod_layout as layout
 
 Rule = Callable[[Any], bool]
-_HELPER_MOUNTS: Final[Mapping[str, tuple[str, bool]]] = {
-    "plan": (layout.PLAN, True),
-    "token": (layout.TOKEN, True),
-    "private": (layout.PRIVATE, False),
-    "control": (layout.CONTROL, False),
-    "runs": (layout.RUNS, True),
-    "job": (layout.JOB, False),
-    "helper-tmp": ("/tmp", False),  # noqa: S108 - the container's own
+_Mounts = Mapping[str, tuple[tuple[str, ...], bool]]
+"""Volume -> (its paths, whether it is read-only)."""
+_HELPER_MOUNTS: Final[_Mounts] = {
+    "plan": ((layout.PLAN,), True),
+    "token": ((layout.TOKEN,), True),
+    "private": ((layout.PRIVATE,), False),
+    "control": ((layout.CONTROL,), False),
+    "runs": ((layout.RUNS,), True),
+    "job": ((layout.JOB,), False),
+    "helper-tmp": (("/tmp",), False),  # noqa: S108 - the container's own
 }
-"""Volume -> (path, whether it is read-only)."""
-_LEARNER_MOUNTS: Final[Mapping[str, tuple[str, bool]]] = {
-    "control": (layout.CONTROL, True),
-    "runs": (layout.RUNS, False),
-    "entry": (layout.ENTRY, True),
-    "job": (layout.JOB, False),
-    "tmp": ("/tmp", False),  # noqa: S108 - as above
-    "shm": ("/dev/shm", False),  # noqa: S108 - as above
+_LEARNER_MOUNTS: Final[_Mounts] = {
+    "control": ((layout.CONTROL,), True),
+    "runs": ((layout.RUNS,), False),
+    "entry": ((layout.ENTRY,), True),
+    "job": ((layout.JOB,), False),
+    "tmp": (layout.TEMPORARY, False),
+    "shm": (("/dev/shm",), False),  # noqa: S108 - as above
 }
 _DATA: Final = re.compile(r"data-\d{1,4}")
 """Volumes of data stores."""
 _SCRATCH: Final = ("private", "control", "runs", "job", "tmp", "helper-tmp")
 _MOST_TERMINATION_S: Final = 7 * 86_400
-_SECURITY: Final = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_SECURITY: Final = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+}
 
 
 def check(pod: Mapping[str, Any], options: KubernetesOptions) -> None:
@@ -146,9 +151,7 @@ def _containers(spec: Mapping[str, Any], options: KubernetesOptions) -> Iterator
         )  # fmt: skip
 
 
-def _container(
-    container: Mapping[str, Any], path: str, mounts: Mapping[str, tuple[str, bool]], own: Mapping[str, Rule]
-) -> Iterator[str]:
+def _container(container: Mapping[str, Any], path: str, mounts: _Mounts, own: Mapping[str, Rule]) -> Iterator[str]:
     """``mounts``: what it may mount. ``own``: rules of this kind of container, which has all of these fields."""
     yield from _fields(
         container, path,
@@ -225,16 +228,16 @@ def _is_of_a_tenant(security: Mapping[str, Any], options: KubernetesOptions) -> 
 
 
 def _is_confined(security: Mapping[str, Any]) -> bool:
-    return {key: value for key, value in security.items() if key != "readOnlyRootFilesystem"} == _SECURITY
+    return security == _SECURITY
 
 
-def _is_mounted(mount: Mapping[str, Any], allowed: Mapping[str, tuple[str, bool]]) -> bool:
+def _is_mounted(mount: Mapping[str, Any], allowed: _Mounts) -> bool:
     if _DATA.fullmatch(str(mount.get("name"))):
         place = str(mount.get("mountPath", ""))
         return place.startswith(f"{layout.VOLUMES}/") and mount == {**mount, "readOnly": True} and len(mount) == 3
-    path, read_only = allowed.get(str(mount.get("name")), ("", False))
-    wanted = {"name": mount.get("name"), "mountPath": path} | ({"readOnly": True} if read_only else {})
-    return bool(path) and mount == wanted
+    paths, read_only = allowed.get(str(mount.get("name")), ((), False))
+    wanted = {"name": mount.get("name")} | ({"readOnly": True} if read_only else {})
+    return any(mount == {**wanted, "mountPath": path} for path in paths)
 
 
 def _is_bounded(resources: Mapping[str, Any], known: set[str]) -> bool:

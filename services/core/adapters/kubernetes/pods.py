@@ -169,11 +169,12 @@ def _pod_security(plan: AttemptPlan, options: KubernetesOptions) -> Document:
     }
 
 
-def _container_security(*, read_only: bool) -> Document:
+def _container_security() -> Document:
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": read_only,
+        # What a container writes beside its volumes is the node's disk, without a bound.
+        "readOnlyRootFilesystem": True,
     }
 
 
@@ -189,7 +190,7 @@ def _helper(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions)
             {"name": layout.RUN_VARIABLE, "value": str(learner.run)},
         ],
         "resources": {"requests": size, "limits": size},
-        "securityContext": _container_security(read_only=True),
+        "securityContext": _container_security(),
         "volumeMounts": [
             _mount("plan", layout.PLAN, read_only=True),
             _mount("token", layout.TOKEN, read_only=True),
@@ -212,7 +213,7 @@ def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
         _mount("runs", layout.RUNS),
         _mount("entry", layout.ENTRY, read_only=True),
         _mount("job", layout.JOB),
-        _mount("tmp", "/tmp"),  # noqa: S108 - the container's own
+        *(_mount("tmp", place) for place in layout.TEMPORARY),
         *_claim_mounts(plan),
     ]
     return {
@@ -225,7 +226,7 @@ def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
             for name, value in environment(plan, learner, options).items()
         ],
         "resources": {"requests": size, "limits": size},
-        "securityContext": _container_security(read_only=False),
+        "securityContext": _container_security(),
         "volumeMounts": mounts + ([_mount("shm", "/dev/shm")] if learner.shm else []),  # noqa: S108 - as above
     }
 

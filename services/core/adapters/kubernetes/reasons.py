@@ -28,6 +28,7 @@ class PodReason(StrEnum):
     SANDBOX_FAILED = "SandboxFailed"
     NODE_REFUSED = "NodeRefused"
     EVICTED = "Evicted"
+    DISK_EXCEEDED = "DiskExceeded"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
@@ -42,6 +43,7 @@ ADVICE: Final[Mapping[PodReason, str]] = {
     PodReason.SANDBOX_FAILED: "tell the operator: the node cannot start containers or give them a network",
     PodReason.NODE_REFUSED: "it is tried again on the nodes that are left",
     PodReason.EVICTED: "write less, or ask for more memory; else tell the operator: the node was short of it",
+    PodReason.DISK_EXCEEDED: "write less, or remove files while it trains; the bound is WEFT_KUBERNETES_SCRATCH",
     PodReason.PREEMPTED: "it is tried again; a job of higher priority needed the place",
     PodReason.NODE_LOST: "it is tried again on another node, from its last checkpoint",
     PodReason.DEADLINE_EXCEEDED: "the cluster limits how long pods run: tell the operator",
@@ -108,6 +110,8 @@ _DISRUPTED: Final[Mapping[str, PodReason]] = {
     "TerminationByKubelet": PodReason.EVICTED,
 }
 """Reason of the condition DisruptionTarget -> ours."""
+_OWN_BOUND: Final = re.compile(r'Usage of EmptyDir volume "(?:job|tmp|runs|shm)" exceeds the limit')
+"""Of an eviction for what the learner itself has written. Without this text it is one of the node's."""
 _NEVER_PULLED: Final = re.compile(
     r"not found|manifest unknown|name unknown|denied|unauthorized|authorization failed|insufficient_scope|forbidden"
     r"|couldn't parse image|invalid reference|no such host|does not exist",
@@ -143,15 +147,20 @@ def ended(pod: Mapping[str, Any]) -> Problem | None:
     for condition in status.get("conditions") or ():
         if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
             reason = _DISRUPTED.get(str(condition.get("reason")), PodReason.EVICTED)
-            if status.get("reason") == "Evicted":
-                reason = PodReason.EVICTED
-            return Problem(reason, str(status.get("message") or condition.get("message", "")))
+            text = str(status.get("message") or condition.get("message", ""))
+            return Problem(_of_eviction(text) if status.get("reason") == "Evicted" else reason, text)
     if status.get("phase") != "Failed" or not status.get("reason"):
         return None
     name = str(status["reason"])
     refused = PodReason.NODE_REFUSED if name.startswith("OutOf") else None
-    reason_of_pod = _ENDED.get(name, refused)
-    return Problem(reason_of_pod, str(status.get("message", ""))) if reason_of_pod is not None else None
+    text = str(status.get("message", ""))
+    reason_of_pod = _of_eviction(text) if name == "Evicted" else _ENDED.get(name, refused)
+    return Problem(reason_of_pod, text) if reason_of_pod is not None else None
+
+
+def _of_eviction(text: str) -> PodReason:
+    """A learner that exceeds the bound of its own volume has failed; a node that is short of something has not room."""
+    return PodReason.DISK_EXCEEDED if _OWN_BOUND.search(text) else PodReason.EVICTED
 
 
 def could_not_run(terminated: Mapping[str, Any]) -> Problem | None:

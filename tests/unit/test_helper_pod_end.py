@@ -1,0 +1,103 @@
+"""The end of a learner in a pod as its helper sees it: the learner's code can write the record, too."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.core.runtime.learner_folder import RUN, STOP_FILE
+from services.helper.pod import ENDED_S, KUBELET_S, PodLearner
+from services.helper.pod_folder import PodFolder
+
+EXIT = "runs/1/exit.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> PodFolder:
+    for name in ("runs/1", "control", "private"):
+        (tmp_path / name).mkdir(parents=True)
+    return PodFolder(tmp_path, "worker-0")
+
+
+def record(folder: PodFolder, *, age_s: float = 0, **fields: Any) -> None:
+    ended = round((time.time() - age_s) * 1000)
+    document = {"schema": 1, "time": ended, "code": None, "signal": None, "stop_cause": "", "lost": False, "run": 1}
+    (folder.root / EXIT).write_text(json.dumps({**document, **fields}))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"schema": 1, "time": 1, "code": 0, "signal": 0, "stop_cause": "halt", "lost": true, "run": 1}', "{", "", "[]"],
+    ids=["loss", "cut off", "empty", "list"],
+)
+def test_learner_that_forges_its_own_loss_is_not_tried_again_for_ever(folder: PodFolder, content: str) -> None:
+    (folder.root / EXIT).write_text(content)
+    assert folder.exit() is None
+
+
+def test_learner_cannot_replace_its_record_by_a_link_or_a_folder(folder: PodFolder) -> None:
+    (folder.root / EXIT).symlink_to("/etc/passwd")
+    assert folder.exit() is None
+    (folder.root / EXIT).unlink()
+    (folder.root / EXIT).mkdir()
+    assert folder.exit() is None
+
+
+def test_only_a_stop_that_the_helper_has_passed_on_is_the_cause_of_an_end(folder: PodFolder) -> None:
+    record(folder, code=7, stop_cause="halt")
+    forged = folder.exit()
+    assert forged is not None
+    assert (forged.code, forged.stop_cause) == (7, "")
+    folder.path(STOP_FILE).write_text(json.dumps({"schema": 1, "cause": "halt", "grace_ms": 0}))
+    stopped = folder.exit()
+    assert stopped is not None
+    assert stopped.stop_cause == "halt"
+
+
+async def test_command_that_the_kubelet_has_ended_is_not_reported_before_the_kubelet_can_say_why(
+    folder: PodFolder,
+) -> None:
+    """Otherwise an evicted learner would count as one that ended by a signal."""
+    learner = PodLearner(folder, None)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        record(folder, signal=number)
+        assert learner.exit(RUN) is None
+        record(folder, signal=number, age_s=KUBELET_S)
+        assert learner.exit(RUN) is not None
+    os.kill(os.getpid(), signal.SIGTERM)  # the kubelet ends the helper after the learner's container
+    await learner.wait_ended()
+    assert learner.exit(RUN) is None
+    record(folder, signal=signal.SIGKILL, age_s=ENDED_S)
+    assert learner.exit(RUN) is not None
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_every_other_end_is_reported_at_once(folder: PodFolder) -> None:
+    learner = PodLearner(folder, None)
+    try:
+        for fields in ({"code": 0}, {"code": 143}, {"signal": 11}, {"signal": 9, "oom": True}):
+            record(folder, **fields)
+            assert learner.exit(RUN) is not None, fields
+        folder.path(STOP_FILE).write_text(json.dumps({"schema": 1, "cause": "kill", "grace_ms": 0}))
+        record(folder, signal=9, stop_cause="kill")
+        assert learner.exit(RUN) is not None
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_learner_whose_container_has_ended_without_a_record_is_lost(folder: PodFolder) -> None:
+    learner = PodLearner(folder, None)
+    assert learner.exit(RUN) is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    await learner.wait_ended()
+    end = learner.exit(RUN)
+    assert end is not None
+    assert end.lost
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
