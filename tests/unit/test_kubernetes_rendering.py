@@ -143,7 +143,7 @@ def test_helper_is_a_native_sidecar_and_the_learner_starts_with_the_entry_script
 
 def test_learner_cannot_fill_the_nodes_disk_beside_its_volumes() -> None:
     attempt = plan()
-    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)["spec"]
+    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
     (learner,) = spec["containers"]
