@@ -39,6 +39,7 @@ SHORT = {
 LOOP = 60
 SUBMIT = [WEFT, "submit", "--no-follow", "-f"]
 JOB = "name: bench\ncommand: 'true'\n"
+SHORT_JOB = "name: short\ncommand: 'true'\n"
 LASTING_JOB = "name: loop\ncommand: sleep 600\n"
 
 
@@ -68,6 +69,7 @@ def measure(runs: int, lives: int, root: Path) -> list[Row]:
         environment.pop(name, None)
     (root / "job.yaml").write_text(JOB)
     (root / "lasting.yaml").write_text(LASTING_JOB)
+    (root / "short.yaml").write_text(SHORT_JOB)
     ups: list[float] = []
     downs: list[float] = []
     short_submits: list[float] = []
@@ -78,10 +80,12 @@ def measure(runs: int, lives: int, root: Path) -> list[Row]:
         try:
             ups.append(took([WEFT, "up"], environment, root))
             if life == lives - 1:
-                short_submits.append(submit_in_a_loop("job.yaml", environment, root))
+                short_submits.append(submit_in_a_loop("short.yaml", environment, root))
                 took([WEFT, "wait", *names(environment, root)], environment, root)
                 lasting_submits.append(submit_in_a_loop("lasting.yaml", environment, root))
                 took([WEFT, "kill", "--yes", *names(environment, root, "--name", "loop")], environment, root)
+                took([*SUBMIT, "job.yaml"], environment, root)
+                took([WEFT, "wait", "bench"], environment, root)
                 for name, (command, _) in SHORT.items():
                     took(command, environment, root)  # once, so that its files are in memory
                     times[name].clear()
