@@ -40,7 +40,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
     ),
     "gateway and scheduler": (
         "--set=gateway.enabled=true,gateway.host=weft.example,gateway.grpcHost=grpc.weft.example",
-        "--set=gateway.parentRefs[0].name=public,scheduler.enabled=true,learners.scheduler=weft-pack",
+        "--set=gateway.parentRefs[0].name=public,scheduler.enabled=true",
     ),
     "OpenShift": ("--set=security.uid=null",),
     "air-gapped": ("--set=images.registry=mirror.example:5000/weft,images.pullSecrets={mirror}",),
@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "/metrics/replicas": ("metrics.replicas", "3"),
     "/metrics/persistence/size": ("metrics.persistence.size", "20 gigabytes"),
     "/worker/env/WEFT_LOG_LEVEL": ("worker.env.WEFT_LOG_LEVEL", "{a}"),
-    "/learners/gang": ("learners.gang", "kueue"),
+    "/learners/gang": ("learners.gang", "volcano"),
     "/learners/namespacePrefix": ("learners.namespacePrefix", "no-dash-at-the-end"),
     "/learners/helper/memory": ("learners.helper.memory", "1 apple"),
     "/learners/images/0": ("learners.images", "{a b}"),
@@ -363,6 +363,8 @@ def test_profiles_of_the_scheduler_pack_and_spread(matrix: dict[str, list[Object
         for profile in yaml.safe_load(text)["profiles"]
     }
     assert strategies == {"weft-pack": "MostAllocated", "weft-spread": "LeastAllocated"}
+    environment = json.dumps(document_of(matrix["gateway and scheduler"], "Deployment", "weft-guardian"))
+    assert '\\"pack\\":\\"weft-pack\\"' in environment
 
 
 def test_the_api_server_accepts_every_combination_strictly(

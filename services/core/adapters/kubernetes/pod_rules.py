@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.nodes import parse_quantity
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.errors import AdmissionDenied
 from services.core.runtime import pod_layout as layout
 
@@ -71,6 +71,9 @@ def _metadata(
         "app.kubernetes.io/name": _is("learner"),
         **dict.fromkeys((names.JOB, names.ATTEMPT, names.LEARNER, names.ROLE, names.RANK, names.TENANT), bool),
     }  # fmt: skip
+    kueue = options.gang is GangMethod.KUEUE
+    one_label |= {names.KUEUE_QUEUE: _is(options.kueue_queue), names.KUEUE_GROUP: _is(owner)} if kueue else {}
+    notes = {names.TERM, names.SIZE, names.RUN} | ({names.KUEUE_COUNT} if kueue else set())
     space = str(metadata.get("namespace", ""))
     yield from _fields(
         metadata, "metadata.",
@@ -78,7 +81,7 @@ def _metadata(
             "name": _is(f"{owner}-{learner}"),
             "namespace": lambda value: str(value).startswith(options.namespace_prefix),
             "labels": lambda value: isinstance(value, Mapping),
-            "annotations": lambda value: set(value or {}) <= {names.TERM, names.SIZE, names.RUN},
+            "annotations": lambda value: set(value or {}) <= notes,
             "ownerReferences": lambda value: _is_owned(value, owner),
         },
     )  # fmt: skip
@@ -98,7 +101,8 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
     }
     optional |= {"imagePullSecrets": _is([{"name": names.PULL_SECRET}])} if options.pull_secret else {}
     optional |= {"runtimeClassName": _is(options.runtime_class)} if options.runtime_class else {}
-    optional |= {"schedulerName": _is(options.scheduler)} if options.scheduler else {}
+    schedulers = {*options.schedulers.values(), options.scheduler} - {""}
+    optional |= {"schedulerName": lambda value: value in schedulers} if schedulers else {}
     yield from _fields(
         spec, "spec.",
         optional | {
@@ -115,7 +119,8 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
             "volumes": lambda value: isinstance(value, Sequence),
         },
     )  # fmt: skip
-    wanted = {name for name in ("runtimeClassName", "schedulerName") if name in optional}
+    wanted = {"runtimeClassName"} if options.runtime_class else set()
+    wanted |= {"schedulerName"} if options.scheduler else set()
     needed = {"schedulingGates", "restartPolicy", "automountServiceAccountToken", "enableServiceLinks", "hostname",
               "subdomain", "securityContext", "initContainers", "containers", *wanted}  # fmt: skip
     yield from (f"spec.{name}" for name in sorted(needed - set(spec)))
