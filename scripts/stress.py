@@ -34,7 +34,7 @@ while os.getppid() == parent:
 
 @contextmanager
 def busy(processors: int) -> Generator[None]:
-    """Runs ``count`` computing programs during the block."""
+    """Runs so many computing programs during the block."""
     programs = [subprocess.Popen([sys.executable, "-c", COMPUTES]) for _ in range(processors)]
     try:
         yield

@@ -86,24 +86,32 @@ def main() -> int:
     if broker.kind == FOLDER:
         _use_own_temporary_folder(broker.folder / "taken")
     log.info("service.starting")
-    if not _run(worker):
+    stopping = threading.Event()
+    serving.add_done_callback(lambda _: stopping.set())  # it could not listen at its address
+    if not _run(worker, stopping):
         # A thread that waits for a broker cannot be stopped. Its hint may be lost.
         log.warning("worker.hints_abandoned", why=f"hints under way were not sent within {_DRAIN_S} s")
         os._exit(0)
     nudger.loop.call_soon_threadsafe(service.stopping.set)
-    serving.result()
-    nudger.close()
+    try:
+        serving.result()
+    except WeftError as error:
+        log.error("service.start_refused", why=[error.message])  # noqa: TRY400 - as above
+        return 1
+    finally:
+        nudger.close()
     log.info("service.stopped")
     return int(worker.exitcode or 0)
 
 
-def _run(worker: Any) -> bool:
-    """Runs ``worker`` until SIGTERM, then waits until hints under way are sent. False if that took too long.
+def _run(worker: Any, stopping: threading.Event) -> bool:
+    """Runs ``worker`` until SIGTERM or ``stopping``, then waits until hints under way are sent.
+
+    Returns False if that took too long.
 
     The worker has a thread of its own: a broker that hangs blocks it for seconds, and a main thread that is silent for
     so long counts as hung (services.core.runtime.liveness).
     """
-    stopping = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stopping.set())
     thread = threading.Thread(target=worker.start, name="worker", daemon=True)

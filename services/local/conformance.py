@@ -22,7 +22,7 @@ from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.gangs import gang_method
 from services.core.adapters.kubernetes.manifests import Right, rights
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.places import NAMESPACES
 from services.core.adapters.mongo.describing import members
 from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
@@ -210,14 +210,19 @@ def _gang(subject: Subject, client: Client) -> Iterator[Check]:
     if subject.settings.cluster != "kubernetes":
         yield Check("gang", NOT_APPLICABLE, "learners are not pods")
         return
-    options = KubernetesOptions(helper_image="-", learner_image="-", entry_script="", addresses={})
+    chosen = KubernetesSettings().gang
+    options = KubernetesOptions(
+        helper_image="-", learner_image="-", entry_script="", addresses={},
+        gang=None if chosen == "auto" else GangMethod(chosen),
+    )  # fmt: skip
     method = asyncio.run(_kubernetes(lambda api: gang_method(api, options)))
-    yield Check("gang", PASS, f"{method.value}: {_GANGS[method.value]}")
+    yield Check("gang", PASS, f"{method.value}: {_GANGS[method]}")
 
 
 _GANGS: Final = {
-    "native": "the scheduler binds all pods of a job or none",
-    "gates": "the lcm places all pods of a job, or none",
+    GangMethod.NATIVE: "the scheduler binds all pods of a job or none",
+    GangMethod.GATES: "the lcm places all pods of a job, or none",
+    GangMethod.KUEUE: "Kueue admits all pods of a job or none",
 }
 
 

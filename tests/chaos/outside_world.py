@@ -8,20 +8,20 @@ import threading
 import zipfile
 from collections.abc import Generator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Final
+
+from tests.testbed.scripted_http import Server
 
 PACKAGE: Final = "weft_probe"
 _VERSIONS: Final = 1_000
 
 
-class OutsideWorld(ThreadingHTTPServer):
+class OutsideWorld(Server):
     """Serves ``/simple/weft-probe/``, with wheels of the versions 1.0 to 1.999, and ``/data/<anything>``.
 
     After ``serves`` different wheels and data files it is away: it closes connections without an answer.
     """
-
-    daemon_threads = True
 
     def __init__(self, serves: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -70,7 +70,7 @@ async def test_dispatcher_places_whole_gangs_only_where_the_cluster_has_no_nativ
 
 
 @pytest.mark.promise("R4")
-@pytest.mark.parametrize("method", list(GangMethod), ids=str)
+@pytest.mark.parametrize("method", [GangMethod.NATIVE, GangMethod.GATES], ids=str)
 async def test_packed_jobs_share_nodes_and_spread_jobs_do_not(
     simulated: Cluster, promise: Promise, method: GangMethod
 ) -> None:

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from services.core.adapters.kubernetes import names, objects, pods, tenants
 from services.core.adapters.kubernetes.api import Api, Document, collection, path_of
+from services.core.adapters.kubernetes.options import GangMethod
 from services.core.domain.errors import AdmissionDenied, Duplicate, Unavailable, WeftError
 from tests.testbed.kubernetes.accounts import install, kubeconfig
 from tests.testbed.kubernetes.cluster import Cluster
@@ -147,9 +148,9 @@ async def test_two_tenants_cannot_touch_each_other_through_the_api(walls: Walls)
 
 async def test_rendered_pods_and_services_are_admitted_by_restricted_and_by_the_policies(walls: Walls) -> None:
     attempt = plan()
-    for native_gang in (True, False):
+    for gang in (GangMethod.NATIVE, GangMethod.GATES):
         for learner in attempt.learners:
-            pod = pods.pod(attempt, learner, OPTIONS, "3f1c6c5e-0000-4000-8000-000000000000", native_gang=native_gang)
+            pod = pods.pod(attempt, learner, OPTIONS, "3f1c6c5e-0000-4000-8000-000000000000", gang=gang)
             assert await refusal(walls.guardian, pod, SPACE) == ""
     service = friendly_service()
     await walls.guardian.create(f"{path_of(service, of_collection=True)}?dryRun=All", service)
@@ -181,7 +182,7 @@ async def test_each_hostile_pod_is_refused_by_the_policies_alone(walls: Walls) -
 async def test_admitted_pod_cannot_be_changed_into_a_hostile_one(walls: Walls) -> None:
     attempt = plan("j01m81m6wwmrnwpzxnhp32a")
     owner = await walls.guardian.create(collection("ConfigMap", SPACE), objects.owner(attempt, OPTIONS))
-    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, owner["metadata"]["uid"], native_gang=False)
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, owner["metadata"]["uid"], gang=GangMethod.GATES)
     await walls.guardian.create(collection("Pod", SPACE), pod)
     try:
         await _await_refusals(walls, path_of(pod), pod)

@@ -104,6 +104,18 @@ async def test_idle_worker_does_not_count_as_hung(
             await asyncio.wait_for(wait_until_hung(process, after_s=2), 3.5)
 
 
+@pytest.mark.parametrize("carrier", ["folder"], indirect=True)
+async def test_worker_whose_address_is_taken_ends_with_the_reason(carrier: Carrier) -> None:
+    """Before, it went on without an operations address, and never became ready."""
+    with working(carrier) as first:
+        await until(lambda: not first.not_ready())
+        with working(carrier) as second:
+            assert await asyncio.to_thread(second.process.wait, HANG_S) == 1
+            (refused,) = second.events("service.start_refused")
+            assert "another process serves there" in str(refused["why"])
+        assert not first.not_ready()
+
+
 # --- brokers -------------------------------------------------------------------
 
 

@@ -128,7 +128,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "/metrics/replicas": ("metrics.replicas", "3"),
     "/metrics/persistence/size": ("metrics.persistence.size", "20 gigabytes"),
     "/worker/env/WEFT_LOG_LEVEL": ("worker.env.WEFT_LOG_LEVEL", "{a}"),
-    "/learners/gang": ("learners.gang", "kueue"),
+    "/learners/gang": ("learners.gang", "volcano"),
     "/learners/namespacePrefix": ("learners.namespacePrefix", "no-dash-at-the-end"),
     "/learners/helper/memory": ("learners.helper.memory", "1 apple"),
     "/learners/images/0": ("learners.images", "{a b}"),

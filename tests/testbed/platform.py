@@ -70,14 +70,18 @@ class Platform:
                 ]
         return "\n".join(lines)
 
+    def running(self, service: str) -> ProcessIdentity | None:
+        """The service's process; None if it does not run."""
+        return read_live_process(self.home / "run" / f"{service}.json")
+
     def process(self, service: str) -> ProcessIdentity:
-        process = read_live_process(self.home / "run" / f"{service}.json")
+        process = self.running(service)
         assert process is not None, f"{service} does not run"
         return process
 
     def again(self, service: str, killed: ProcessIdentity) -> bool:
         """Whether the supervisor has started the service anew."""
-        return read_live_process(self.home / "run" / f"{service}.json") not in {None, killed}
+        return self.running(service) not in {None, killed}
 
     def kill(self, service: str) -> ProcessIdentity:
         """kill -9, by its own pid; returns when it is gone. The supervisor starts it again."""

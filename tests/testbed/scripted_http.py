@@ -46,6 +46,14 @@ def event_answer(*events: tuple[str, str, Any], end: bool = False) -> Answer:
     return Answer(200, text.encode(), {"Content-Type": "text/event-stream"})
 
 
+class Server(ThreadingHTTPServer):
+    """Takes a burst of connections. With the default of five that wait, others try again after one, three and seven
+    seconds."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+
 @dataclass(slots=True)
 class Scripted:
     url: str
@@ -82,8 +90,7 @@ def scripted(answer: Callable[[Request, int], Answer]) -> Generator[Scripted, No
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's name
             """Logs nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from services.core.adapters.kubernetes import pod_rules, pods
+from services.core.adapters.kubernetes.options import GangMethod
 from services.core.domain.errors import AdmissionDenied, InvalidRequest
 from tests.testbed.kubernetes.hostile_pods import OPTIONS, friendly_pod, hostile_pods, plan
 
@@ -20,11 +21,11 @@ def test_corpus_has_at_least_two_hundred_different_pods() -> None:
     assert repr(friendly_pod()) not in documents
 
 
-@pytest.mark.parametrize("method", ["native", "gates"])
-def test_every_rendered_pod_keeps_the_rules(method: str) -> None:
-    attempt, native_gang = plan(), method == "native"
+@pytest.mark.parametrize("gang", GangMethod)
+def test_every_rendered_pod_keeps_the_rules(gang: GangMethod) -> None:
+    attempt, options = plan(), replace(OPTIONS, gang=gang, kueue_queue="training")
     for learner in attempt.learners:
-        pod_rules.check(pods.pod(attempt, learner, OPTIONS, "u", native_gang=native_gang), OPTIONS)
+        pod_rules.check(pods.pod(attempt, learner, options, "u", gang=gang), options)
 
 
 def test_each_hostile_pod_is_refused_with_the_name_of_its_field() -> None:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.adapters.kubernetes import manifests, names, objects, pods, tenants
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes import manifests, names, objects, pods, reasons, tenants
+from services.core.adapters.kubernetes.observed import is_gated
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
@@ -31,6 +32,7 @@ OPTIONS = KubernetesOptions(
     library_images=LibraryImages(named={"jax-0.10": "registry.example/jax:1"}), priority_classes={"high": "weft-high"},
     runtime_class="gvisor", scheduler="weft-pack",
 )  # fmt: skip
+IN_KUEUE = replace(OPTIONS, gang=GangMethod.KUEUE, kueue_queue="training")
 TENANTS = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=63)
 UID = "3f1c"
 
@@ -56,7 +58,7 @@ def plan(tenant: str = "acme", learners: int = 3, gpus: float = 1, **fields: Any
 def all_documents(attempt: AttemptPlan, options: KubernetesOptions = OPTIONS) -> list[dict[str, Any]]:
     """The owner first."""
     rest = [*objects.owned(attempt, options, UID), objects.pod_group(attempt, options, UID)]
-    learners = [pods.pod(attempt, learner, options, UID, native_gang=True) for learner in attempt.learners]
+    learners = [pods.pod(attempt, learner, options, UID, gang=GangMethod.NATIVE) for learner in attempt.learners]
     return [objects.owner(attempt, options), *rest, *learners]
 
 
@@ -97,7 +99,7 @@ def test_tokens_are_in_the_secret_only_and_a_pod_mounts_its_own() -> None:
         assert "token-of" not in everything
         assert any(text in everything for text in encoded) == (document["kind"] == "Secret")
     for learner in attempt.learners:
-        pod = pods.pod(attempt, learner, OPTIONS, UID, native_gang=False)
+        pod = pods.pod(attempt, learner, OPTIONS, UID, gang=GangMethod.GATES)
         (token,) = (volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume)
         assert token["items"] == [{"key": learner.name, "path": "token"}]
         mounted = {mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
@@ -107,7 +109,7 @@ def test_tokens_are_in_the_secret_only_and_a_pod_mounts_its_own() -> None:
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_every_pod_is_restricted_inert_and_guaranteed_its_resources(gpus: int) -> None:
     attempt = plan(gpus=gpus)
-    pod = pods.pod(attempt, attempt.learners[1], OPTIONS, UID, native_gang=False)
+    pod = pods.pod(attempt, attempt.learners[1], OPTIONS, UID, gang=GangMethod.GATES)
     spec = pod["spec"]
     assert spec["schedulingGates"] == [{"name": "weft.dev/gang"}]
     assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"], spec["restartPolicy"]) == (
@@ -131,7 +133,7 @@ def test_every_pod_is_restricted_inert_and_guaranteed_its_resources(gpus: int) -
 
 def test_helper_is_a_native_sidecar_and_the_learner_starts_with_the_entry_script() -> None:
     attempt = plan()
-    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)
     (helper,), (learner,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
     assert (helper["name"], helper["restartPolicy"], helper["image"]) == ("helper", "Always", OPTIONS.helper_image)
     assert (learner["command"], learner["image"]) == (["/bin/sh", "/weft/entry/entry.sh"], OPTIONS.learner_image)
@@ -141,7 +143,7 @@ def test_helper_is_a_native_sidecar_and_the_learner_starts_with_the_entry_script
 
 def test_learner_cannot_fill_the_nodes_disk_beside_its_volumes() -> None:
     attempt = plan()
-    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)["spec"]
+    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)["spec"]
     for container in (*spec["initContainers"], *spec["containers"]):
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
     (learner,) = spec["containers"]
@@ -151,7 +153,7 @@ def test_learner_cannot_fill_the_nodes_disk_beside_its_volumes() -> None:
 
 def test_kubelet_does_not_expand_what_the_user_has_written() -> None:
     attempt = plan()
-    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)
     variables = {entry["name"]: entry["value"] for entry in pod["spec"]["containers"][0]["env"]}
     assert variables["MINE"] == "$$(WEFT_RANK) $$$$ ä"
     assert variables[layout.COMMAND_VARIABLE] == "train $$(HOME) $$X"
@@ -164,7 +166,7 @@ def test_learners_reach_each_other_by_stable_names_at_one_port() -> None:
     assert environment["MASTER_ADDR"] == f"worker-0.{service}"
     assert (environment["MASTER_PORT"], environment["RANK"]) == ("29500", "2")
     assert (environment["RESULT_DIR"], environment["JOB_STATE_DIR"]) == ("/weft/job/results", "/weft/job")
-    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)
     assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("worker-0", service)
     assert len(service) <= 63
 
@@ -180,10 +182,10 @@ def test_owner_holds_the_plan_that_the_helper_reads() -> None:
 
 def test_activation_applies_to_the_state_that_was_seen_only() -> None:
     attempt = plan()
-    present = {"metadata": {"uid": "u", "resourceVersion": "7", "name": "x"}}
-    native = pods.activation(present, attempt.learners[0], OPTIONS, native_gang=True)
+    present = inert_pod()
+    native = pods.activation(present, attempt.learners[0], OPTIONS, gang=GangMethod.NATIVE)
     assert native == {"metadata": {"uid": "u", "resourceVersion": "7"}, "spec": {"schedulingGates": None}}
-    gates = pods.activation(present, attempt.learners[0], OPTIONS, native_gang=False)
+    gates = pods.activation(present, attempt.learners[0], OPTIONS, gang=GangMethod.GATES)
     (term,) = gates["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"
     ]
@@ -195,13 +197,54 @@ def test_native_gang_needs_all_learners_and_is_named_by_every_pod() -> None:
     attempt = plan(learners=4)
     group = objects.pod_group(attempt, OPTIONS, UID)
     assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 4}}
-    pod = pods.pod(attempt, attempt.learners[3], OPTIONS, UID, native_gang=True)
+    pod = pods.pod(attempt, attempt.learners[3], OPTIONS, UID, gang=GangMethod.NATIVE)
     assert pod["spec"]["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
+
+
+def inert_pod(*gates: str) -> dict[str, Any]:
+    """As the API server returns it. ``gates``: those that a webhook has added."""
+    scheduling = [{"name": name} for name in (layout.SCHEDULING_GATE, *gates)]
+    return {"metadata": {"uid": "u", "resourceVersion": "7", "name": "x"}, "spec": {"schedulingGates": scheduling}}
+
+
+def test_gang_for_kueue_is_a_group_of_plain_pods_in_the_operators_queue() -> None:
+    """The form of https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods."""
+    attempt = plan(learners=4)
+    rendered = [pods.pod(attempt, learner, IN_KUEUE, UID, gang=GangMethod.KUEUE) for learner in attempt.learners]
+    for pod in rendered:
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
+        assert pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] == "weft-j01m81m6wwmrnwpzxnhp31z-2"
+        assert pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "4"
+        assert "schedulingGroup" not in pod["spec"]
+        assert "requiredDuringSchedulingIgnoredDuringExecution" in pod["spec"]["affinity"]["nodeAffinity"]
+    plain = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)["metadata"]
+    assert [name for name in (*plain["labels"], *plain["annotations"]) if "kueue" in name] == []
+
+
+def test_activated_pod_waits_behind_the_gate_of_kueue_and_says_so() -> None:
+    pod = inert_pod(names.KUEUE_SCHEDULING_GATE)
+    assert is_gated(pod)
+    lifted = pods.activation(pod, plan().learners[0], IN_KUEUE, gang=GangMethod.KUEUE)["spec"]
+    assert lifted == {"schedulingGates": [{"name": names.KUEUE_SCHEDULING_GATE}]}
+    waiting = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}
+    activated = {**pod, "spec": lifted, "status": waiting}
+    assert not is_gated(activated)
+    problem = reasons.not_started(activated)
+    assert problem is not None
+    assert (problem.reason, problem.text) == ("Unschedulable", "Kueue has not admitted the gang")
+
+
+def test_admission_policies_permit_the_gate_and_finalizer_of_kueue_only_where_it_is_chosen() -> None:
+    accounts = manifests.Accounts.of("weft", "weft")
+    for options, permitted in ((OPTIONS, "false"), (IN_KUEUE, "true")):
+        text = manifests.text(manifests.POLICIES, manifests.values(options, accounts))
+        assert f'{permitted} && name == "kueue.x-k8s.io/managed"' in text
+        assert f'{permitted} && name == "kueue.x-k8s.io/admission"' in text
 
 
 def test_operators_choices_reach_every_pod() -> None:
     attempt = plan(priority="high", framework="jax-0.10.2")
-    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, native_gang=False)["spec"]
+    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)["spec"]
     assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == (
         "gvisor", "weft-pack", "weft-high",
     )  # fmt: skip
@@ -214,7 +257,7 @@ def test_what_this_cluster_cannot_run_is_refused_with_the_way_out() -> None:
         pods.image_of(plan(framework="tensorflow-2"), OPTIONS)
     shared = plan(gpus=0.5)
     with pytest.raises(InvalidRequest, match="whole GPUs only; write gpus: 1"):
-        pods.pod(shared, shared.learners[0], OPTIONS, UID, native_gang=False)
+        pods.pod(shared, shared.learners[0], OPTIONS, UID, gang=GangMethod.GATES)
 
 
 def test_library_entry_runs_in_its_own_image_and_admission_policies_allow_it() -> None:
@@ -223,7 +266,7 @@ def test_library_entry_runs_in_its_own_image_and_admission_policies_allow_it() -
     assert numpy is not None
     attempt = plan(framework=f"numpy-{numpy.version}")
     image = f"registry.example/t/weft/numpy:{numpy.version}-{numpy.lock_digest[7:15]}"
-    assert pods.pod(attempt, attempt.learners[0], options, UID, native_gang=False)["spec"]["containers"][0][
+    assert pods.pod(attempt, attempt.learners[0], options, UID, gang=GangMethod.GATES)["spec"]["containers"][0][
         "image"
     ] == image  # fmt: skip
     assert is_allowed_image(image, options)
@@ -270,7 +313,7 @@ def test_tenants_namespace_denies_traffic_and_gives_no_token() -> None:
 def test_pod_of_a_native_gang_prefers_the_node_that_the_dispatcher_chose() -> None:
     gang = plan()
     placed = replace(gang.learners[0], node="node-7", gpu_type="")
-    affinity = pods.pod(gang, placed, OPTIONS, UID, native_gang=True)["spec"]["affinity"]["nodeAffinity"]
+    affinity = pods.pod(gang, placed, OPTIONS, UID, gang=GangMethod.NATIVE)["spec"]["affinity"]["nodeAffinity"]
     (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     assert preferred["preference"]["matchFields"][0]["values"] == ["node-7"]
     assert "requiredDuringSchedulingIgnoredDuringExecution" not in affinity

@@ -184,6 +184,9 @@ WEFT_KUBERNETES_IMAGES: {{ toJson . | squote }}
 {{- end }}
 WEFT_KUBERNETES_METRICS_ADDRESS: tls:{{ include "weft.host" (dict "root" $root "name" "metrics") }}:7002
 WEFT_KUBERNETES_GANG: {{ .gang }}
+{{- if eq .gang "kueue" }}
+WEFT_KUBERNETES_KUEUE_QUEUE: {{ required "learners.kueueQueue: the name of a LocalQueue, with learners.gang kueue" .kueueQueue }}
+{{- end }}
 WEFT_KUBERNETES_GPU_RESOURCE: {{ .gpuResource }}
 WEFT_KUBERNETES_GPU_LABEL: {{ .gpuLabel }}
 {{- with .runtimeClass }}

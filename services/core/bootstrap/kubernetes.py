@@ -99,6 +99,8 @@ def manifests_text(*, namespace: str, one_account: bool, helper_image: str, regi
 
 def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOptions:
     """All but the addresses and the authority of the running platform."""
+    if kubernetes.gang == "kueue" and not kubernetes.kueue_queue:
+        raise InvalidRequest("WEFT_KUBERNETES_GANG=kueue needs WEFT_KUBERNETES_KUEUE_QUEUE, the name of a LocalQueue")
     return KubernetesOptions(
         installation=kubernetes.installation,
         namespace_prefix=kubernetes.namespace_prefix,
@@ -113,6 +115,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
         addresses={},
         gang=None if kubernetes.gang == "auto" else GangMethod(kubernetes.gang),
+        kueue_queue=kubernetes.kueue_queue,
         gpu_resource=kubernetes.gpu_resource,
         gpu_label=kubernetes.gpu_label,
         priority_classes={str(name): value for name, value in kubernetes.priority_classes.items()},

@@ -92,10 +92,15 @@ class KubernetesSettings(BaseSettings):
     guardian_namespace: str = Field(
         default="", description="Namespace of the Jobs of `guardian_launcher` job. Required there."
     )
-    gang: Literal["auto", "native", "gates"] = Field(
+    gang: Literal["auto", "native", "gates", "kueue"] = Field(
         default="auto",
         description="How all pods of a job are placed, or none. native: the cluster's PodGroup "
-        "(scheduling.k8s.io/v1alpha2); gates: by the nodes that the lcm has chosen; auto: native where there is one.",
+        "(scheduling.k8s.io/v1alpha2); gates: by the nodes that the lcm has chosen; kueue: a group of plain pods that "
+        "Kueue admits; auto: native where there is one, else gates.",
+    )
+    kueue_queue: str = Field(
+        default="",
+        description="The LocalQueue of Kueue in each tenant's namespace. Required with `gang` kueue.",
     )
     gpu_resource: str = Field(default="nvidia.com/gpu", description="Name of the resource that counts a node's GPUs.")
     gpu_label: str = Field(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import objects, pods
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.strategies.registry import with_variables
 from tests.testbed.kubernetes.options import OPTIONS as SMALL
@@ -83,7 +83,7 @@ def plan(job: str = _JOB) -> AttemptPlan:
 def friendly_pod(owner_uid: str = _UID) -> Pod:
     """The pod as Weft renders it."""
     attempt = plan()
-    return pods.pod(attempt, attempt.learners[0], OPTIONS, owner_uid, native_gang=False)
+    return pods.pod(attempt, attempt.learners[0], OPTIONS, owner_uid, gang=GangMethod.GATES)
 
 
 def friendly_service() -> Pod:

@@ -9,15 +9,22 @@ from services.core.adapters.kubernetes.options import GangMethod, KubernetesOpti
 from services.core.domain.errors import InvalidRequest, NotFound
 
 _GROUP: Final = "/apis/scheduling.k8s.io/v1alpha2"
+_KUEUE: Final = "/apis/kueue.x-k8s.io"
 
 
 async def gang_method(api: Api, options: KubernetesOptions) -> GangMethod:
     """The operator's choice, else the native gang if the cluster has it.
 
-    Raises InvalidRequest if the operator demands a native gang and there is none.
+    Raises InvalidRequest if the operator demands a native gang or Kueue, and there is none.
     """
     if options.gang is GangMethod.GATES:
         return GangMethod.GATES
+    if options.gang is GangMethod.KUEUE:
+        try:
+            await api.get(_KUEUE)
+        except NotFound:
+            raise InvalidRequest("the cluster has no Kueue; install it, or leave WEFT_KUBERNETES_GANG out") from None
+        return GangMethod.KUEUE
     try:
         resources = (await api.get(_GROUP)).get("resources") or ()
     except NotFound:

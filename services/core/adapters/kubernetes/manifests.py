@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.errors import InvalidRequest
 
 RIGHTS: Final = "rights.yaml"
@@ -59,6 +59,7 @@ def values(options: KubernetesOptions, accounts: Accounts) -> dict[str, str]:
         "images": json.dumps(_images(options)),
         "runtime_class": options.runtime_class,
         "scheduler": options.scheduler,
+        "kueue": "true" if options.gang is GangMethod.KUEUE else "false",
         "priority_classes": json.dumps(sorted(set(options.priority_classes.values()))),
         "gpu_resource": options.gpu_resource,
         "scratch": str(options.scratch),

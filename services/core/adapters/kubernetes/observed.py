@@ -22,7 +22,7 @@ from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.startup import Span, Step
 from services.core.domain.status import Phase
 from services.core.ports.cluster import LearnerProcess
-from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER
+from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER, SCHEDULING_GATE
 
 Document = Mapping[str, Any]
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
@@ -174,8 +174,8 @@ def container_state(pod: Document, container: str, state: str) -> Document | Non
 
 
 def is_gated(pod: Document) -> bool:
-    """True for an inert pod."""
-    return bool(pod["spec"].get("schedulingGates"))
+    """True for an inert pod. One with another gate only, e.g. Kueue's, has been activated."""
+    return any(entry["name"] == SCHEDULING_GATE for entry in pod["spec"].get("schedulingGates") or ())
 
 
 def has_begun(pod: Document) -> bool:

@@ -16,6 +16,8 @@ class GangMethod(StrEnum):
     """The cluster's own PodGroup: its scheduler places the gang."""
     GATES = "gates"
     """The dispatcher's placement, as node affinity of pods whose scheduling gates are lifted together."""
+    KUEUE = "kueue"
+    """A group of plain pods for Kueue, which admits all of them or none within its quota. Never chosen by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,9 @@ class KubernetesOptions:
     namespace_prefix: str = "weft-"
     """Of tenants' namespaces. Two installations on one cluster have different ones."""
     gang: GangMethod | None = None
-    """None: the best that the cluster offers."""
+    """None: the best that the cluster itself offers."""
+    kueue_queue: str = ""
+    """With KUEUE: the LocalQueue in each tenant's namespace."""
     gpu_resource: str = "nvidia.com/gpu"
     gpu_label: str = "nvidia.com/gpu.product"
     """Label of nodes with the model of their GPUs."""

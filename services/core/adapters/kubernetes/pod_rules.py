@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.nodes import parse_quantity
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.errors import AdmissionDenied
 from services.core.runtime import pod_layout as layout
 
@@ -76,6 +76,9 @@ def _metadata(
         "app.kubernetes.io/name": _is("learner"),
         **dict.fromkeys((names.JOB, names.ATTEMPT, names.LEARNER, names.ROLE, names.RANK, names.TENANT), bool),
     }  # fmt: skip
+    kueue = options.gang is GangMethod.KUEUE
+    one_label |= {names.KUEUE_QUEUE: _is(options.kueue_queue), names.KUEUE_GROUP: _is(owner)} if kueue else {}
+    notes = {names.TERM, names.SIZE, names.RUN} | ({names.KUEUE_COUNT} if kueue else set())
     space = str(metadata.get("namespace", ""))
     yield from _fields(
         metadata, "metadata.",
@@ -83,7 +86,7 @@ def _metadata(
             "name": _is(f"{owner}-{learner}"),
             "namespace": lambda value: str(value).startswith(options.namespace_prefix),
             "labels": lambda value: isinstance(value, Mapping),
-            "annotations": lambda value: set(value or {}) <= {names.TERM, names.SIZE, names.RUN},
+            "annotations": lambda value: set(value or {}) <= notes,
             "ownerReferences": lambda value: _is_owned(value, owner),
         },
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.objects import with_owner
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill, learners_with_ports
@@ -34,7 +34,7 @@ _MOST_TERMINATION_S: Final = 7 * 86_400
 
 
 def pod(
-    plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions, owner_uid: str, *, native_gang: bool
+    plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions, owner_uid: str, *, gang: GangMethod
 ) -> Document:
     """The inert pod of a learner. Raises InvalidRequest for a learner that this cluster cannot run."""
     end_s = math.ceil((plan.grace + plan.store_timeout) / 1000) + _SECONDS_TO_END
@@ -65,36 +65,45 @@ def pod(
         spec["schedulerName"] = options.scheduler
     if plan.priority in options.priority_classes:
         spec["priorityClassName"] = options.priority_classes[plan.priority]
-    if native_gang:
-        spec["schedulingGroup"] = {"podGroupName": names.attempt_name(plan.job, plan.attempt)}
-        if affinity := {**node_affinity(learner, options, node=""), **preferred_node(learner)}:
-            spec["affinity"] = {"nodeAffinity": affinity}
+    group = names.attempt_name(plan.job, plan.attempt)
+    if gang is GangMethod.NATIVE:
+        spec["schedulingGroup"] = {"podGroupName": group}
+    if gang is not GangMethod.GATES and (
+        affinity := {**node_affinity(learner, options, node=""), **preferred_node(learner)}
+    ):
+        spec["affinity"] = {"nodeAffinity": affinity}
+    in_kueue = gang is GangMethod.KUEUE
     document: Document = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": names.pod_name(plan, learner),
             "namespace": names.namespace_of(plan.tenant, options.namespace_prefix),
-            "labels": names.learner_labels(plan, learner, options.installation),
+            "labels": names.learner_labels(plan, learner, options.installation)
+            | ({names.KUEUE_QUEUE: options.kueue_queue, names.KUEUE_GROUP: group} if in_kueue else {}),
             "annotations": {
                 names.TERM: str(plan.term),
                 names.SIZE: json.dumps(size),
                 names.RUN: str(learner.run),
-            },
+            }
+            | ({names.KUEUE_COUNT: str(len(plan.learners))} if in_kueue else {}),
         },
         "spec": spec,
     }
     return with_owner(document, plan, owner_uid)
 
 
-def activation(present: Document, learner: LearnerPlan, options: KubernetesOptions, *, native_gang: bool) -> Document:
-    """The merge patch that lifts the gate of this pod as it is now, and binds it to the learner's node.
+def activation(present: Document, learner: LearnerPlan, options: KubernetesOptions, *, gang: GangMethod) -> Document:
+    """The merge patch that lifts Weft's gate of this pod as it is now, and binds it to the learner's node with GATES.
 
-    With a native gang the scheduler chooses the nodes, and prefers the learner's.
+    Otherwise the scheduler chooses the nodes, and prefers the learner's. A gate of Kueue's stays: Kueue lifts it.
     """
     metadata = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
-    spec: Document = {"schedulingGates": None}
-    if not native_gang and (affinity := node_affinity(learner, options, node=learner.node)):
+    others = [
+        entry for entry in present["spec"].get("schedulingGates") or () if entry["name"] != layout.SCHEDULING_GATE
+    ]
+    spec: Document = {"schedulingGates": others or None}
+    if gang is GangMethod.GATES and (affinity := node_affinity(learner, options, node=learner.node)):
         spec["affinity"] = {"nodeAffinity": affinity}
     return {"metadata": metadata, "spec": spec}
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import names, objects, pods, reasons, tenants
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
 from services.core.adapters.kubernetes.observed import container_state
-from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.errors import AdmissionDenied, NotFound, Unavailable, WeftError
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER, PROBE_VARIABLE
@@ -100,10 +100,10 @@ async def _create(api: Api, options: KubernetesOptions, tenant: str, urls: Seque
     uid = (await _created(api, owner))["metadata"]["uid"]
     for document in objects.owned(plan, options, uid):
         await _created(api, document)
-    pod = pods.pod(plan, plan.learners[0], options, uid, native_gang=False)
+    pod = pods.pod(plan, plan.learners[0], options, uid, gang=GangMethod.GATES)
     pod["spec"]["initContainers"][0]["env"].append({"name": PROBE_VARIABLE, "value": json.dumps({"urls": list(urls)})})
     present = await _created(api, pod)
-    await api.patch(path_of(pod), pods.activation(present, plan.learners[0], options, native_gang=False))
+    await api.patch(path_of(pod), pods.activation(present, plan.learners[0], options, gang=GangMethod.GATES))
 
 
 async def _created(api: Api, document: Document) -> Document:

@@ -58,9 +58,9 @@ class Provision:
 
     async def _reserve(self, plan: AttemptPlan) -> None:
         """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
-        native = await self._gang() is GangMethod.NATIVE
+        gang = await self._gang()
         for learner in plan.learners:
-            pod_rules.check(pods.pod(plan, learner, self._options, "", native_gang=native), self._options)
+            pod_rules.check(pods.pod(plan, learner, self._options, "", gang=gang), self._options)
         owner = await self._claim_owner(plan)
         documents = objects.owned(plan, self._options, owner["metadata"]["uid"])
         await gather([self._create(document) for document in documents])
@@ -75,7 +75,7 @@ class Provision:
         owner = await self._owner(plan)
         if StopMark.of(owner) is not None:
             return
-        native = await self._gang() is GangMethod.NATIVE
+        gang = await self._gang()
         uid = owner["metadata"]["uid"]
         present = await self._pods(plan)
         await self._remove_earlier_runs(plan, present)
@@ -89,9 +89,7 @@ class Provision:
                 runs = recorded | {learner.name: learner.run for learner in missing}
                 change = {names.RUNS: json.dumps(runs), names.TERM: str(plan.term)}
                 await self._api.patch(path_of(owner), pods.annotated(owner, **change))
-        await gather([
-            self._create(pods.pod(plan, learner, self._options, uid, native_gang=native)) for learner in missing
-        ])  # fmt: skip
+        await gather([self._create(pods.pod(plan, learner, self._options, uid, gang=gang)) for learner in missing])
 
     async def _remove_earlier_runs(self, plan: AttemptPlan, present: Mapping[str, Document]) -> None:
         """Deletes pods of lower runs than the plan's. Unavailable while one is there, e.g. on a node that is lost."""
@@ -114,7 +112,7 @@ class Provision:
         owner = await self._owner(plan)
         if StopMark.of(owner) is not None:
             return
-        native = await self._gang() is GangMethod.NATIVE
+        gang = await self._gang()
         present = await self._pods(plan)
         gone = [learner.name for learner in plan.learners if learner.name not in present]
         activated = names.annotation(owner, names.ACTIVATED)
@@ -126,12 +124,12 @@ class Provision:
         await gather([
             self._api.patch(
                 path_of(gated[learner.name]),
-                pods.activation(gated[learner.name], learner, self._options, native_gang=native),
+                pods.activation(gated[learner.name], learner, self._options, gang=gang),
             )
             for learner in plan.learners
             if learner.name in gated
         ])  # fmt: skip
-        if native:
+        if gang is GangMethod.NATIVE:
             await self._create(objects.pod_group(plan, self._options, owner["metadata"]["uid"]))
             await self._owner(plan)  # a late call: the attempt was removed meanwhile, and the cluster removes this too
 

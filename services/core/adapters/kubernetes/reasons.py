@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from services.core.adapters.kubernetes import names
+
 _MOST_TEXT: Final = 600
 
 
@@ -125,6 +127,8 @@ def not_started(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             if condition.get("reason") == "Unschedulable":
                 return Problem(PodReason.UNSCHEDULABLE, str(condition.get("message", "")))
+            if any(entry["name"] == names.KUEUE_SCHEDULING_GATE for entry in pod["spec"].get("schedulingGates") or ()):
+                return Problem(PodReason.UNSCHEDULABLE, "Kueue has not admitted the gang")
             return None
     for container in _containers(status):
         waiting = container.get("state", {}).get("waiting") or {}
