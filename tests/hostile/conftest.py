@@ -81,3 +81,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("hostile")
         for line in table.lines():
             terminalreporter.write_line(line)
+        for isolation in dict.fromkeys(combination.isolation for combination in _combinations()):
+            left_out = [trick for trick in registry.TRICKS if isolation in trick.pointless]
+            terminalreporter.write_line(f"not played in isolation {isolation}: {len(left_out)} (docs/hostile.md)")
