@@ -21,7 +21,7 @@ from services.core.strategies.registry import with_variables
 MintToken = Callable[[LearnerIdentity], str]
 """Makes a learner's token. Equal identities get equal tokens."""
 _NOT_OF_THE_RUN: Final = (
-    "job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema", "priority",
+    "job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema", "priority", "placement",
 )  # fmt: skip
 """Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields."""
 _NOT_OF_THE_LEARNER: Final = ("token", "node", "variables", "run")
@@ -35,7 +35,7 @@ def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mappin
     plan = AttemptPlan(
         job=job.id, tenant=job.tenant, attempt=job.attempt.number, term=term,
         learners=tuple(_learners(job, spec, mint, sizes)), distribution=spec.distribution,
-        framework=_framework(spec), image=spec.image or "", priority=spec.priority,
+        framework=_framework(spec), image=spec.image or "", priority=spec.priority, placement=spec.placement,
         code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
         store_timeout=spec.store_timeout, checkpoint_keep=spec.checkpoint.keep,
         metrics_files=tuple(source.path for source in spec.metrics if source.path),

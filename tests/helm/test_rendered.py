@@ -40,7 +40,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
     ),
     "gateway and scheduler": (
         "--set=gateway.enabled=true,gateway.host=weft.example,gateway.grpcHost=grpc.weft.example",
-        "--set=gateway.parentRefs[0].name=public,scheduler.enabled=true,learners.scheduler=weft-pack",
+        "--set=gateway.parentRefs[0].name=public,scheduler.enabled=true",
     ),
     "OpenShift": ("--set=security.uid=null",),
     "air-gapped": ("--set=images.registry=mirror.example:5000/weft,images.pullSecrets={mirror}",),
@@ -363,6 +363,8 @@ def test_profiles_of_the_scheduler_pack_and_spread(matrix: dict[str, list[Object
         for profile in yaml.safe_load(text)["profiles"]
     }
     assert strategies == {"weft-pack": "MostAllocated", "weft-spread": "LeastAllocated"}
+    environment = json.dumps(document_of(matrix["gateway and scheduler"], "Deployment", "weft-guardian"))
+    assert '\\"pack\\":\\"weft-pack\\"' in environment
 
 
 def test_the_api_server_accepts_every_combination_strictly(

@@ -30,7 +30,7 @@ OPTIONS = KubernetesOptions(
     helper_image="registry.example/helper:1", learner_image="registry.example/learner:1", entry_script="#!/bin/sh\n",
     addresses={"metrics": "tls:10.0.0.1:7001"}, authority="PEM",
     library_images=LibraryImages(named={"jax-0.10": "registry.example/jax:1"}), priority_classes={"high": "weft-high"},
-    runtime_class="gvisor", scheduler="weft-pack",
+    runtime_class="gvisor", scheduler="weft-pack", schedulers={"spread": "weft-spread"},
 )  # fmt: skip
 IN_KUEUE = replace(OPTIONS, gang=GangMethod.KUEUE, kueue_queue="training")
 TENANTS = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=63)
@@ -249,6 +249,9 @@ def test_operators_choices_reach_every_pod() -> None:
         "gvisor", "weft-pack", "weft-high",
     )  # fmt: skip
     assert spec["containers"][0]["image"] == "registry.example/jax:1"
+    apart = plan(placement="spread")
+    spread = pods.pod(apart, apart.learners[0], OPTIONS, UID, gang=GangMethod.NATIVE)["spec"]
+    assert spread["schedulerName"] == "weft-spread"
     assert pods.image_of(plan(image="mine:2"), OPTIONS) == "mine:2"
 
 

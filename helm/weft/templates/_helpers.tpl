@@ -31,6 +31,12 @@ labels:
   app.kubernetes.io/component: {{ .component | default .name }}
 {{- end -}}
 
+{{/* Scheduler by the placement of a job, as JSON: those of the second kube-scheduler where it runs and no other is named. */}}
+{{- define "weft.schedulers" -}}
+{{- $own := ternary (dict "pack" "weft-pack" "spread" "weft-spread") dict .Values.scheduler.enabled -}}
+{{- default $own .Values.learners.schedulers | toJson -}}
+{{- end -}}
+
 {{/* Host names of services, with {} for the service. */}}
 {{- define "weft.hosts" -}}
 {{ include "weft.fullname" . }}-{}.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}
@@ -195,6 +201,7 @@ WEFT_KUBERNETES_RUNTIME_CLASS: {{ . }}
 {{- with .scheduler }}
 WEFT_KUBERNETES_SCHEDULER: {{ . }}
 {{- end }}
+WEFT_KUBERNETES_SCHEDULERS: {{ include "weft.schedulers" $root | squote }}
 {{- with .priorityClasses }}
 WEFT_KUBERNETES_PRIORITY_CLASSES: {{ toJson . | squote }}
 {{- end }}

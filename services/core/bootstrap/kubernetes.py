@@ -121,6 +121,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         priority_classes={str(name): value for name, value in kubernetes.priority_classes.items()},
         runtime_class=kubernetes.runtime_class,
         scheduler=kubernetes.scheduler,
+        schedulers={str(placement): name for placement, name in kubernetes.schedulers.items()},
         helper_cpus=kubernetes.helper_cpus,
         helper_memory=kubernetes.helper_memory,
         scratch=kubernetes.scratch,

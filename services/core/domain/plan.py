@@ -179,6 +179,8 @@ class AttemptPlan:
     """Container image of the user's choice; empty: the one of ``framework``. Clusters without images refuse it."""
     priority: str = "normal"
     """low | normal | high."""
+    placement: str = "pack"
+    """pack | spread, or a topology key."""
     code_digest: str
     """``sha256:<hex>`` of the code archive; empty: no code."""
     inputs: tuple[Input, ...]

@@ -113,6 +113,10 @@ class KubernetesSettings(BaseSettings):
     )
     runtime_class: str = Field(default="", description="RuntimeClass of all pods, e.g. gvisor. Default: the cluster's.")
     scheduler: str = Field(default="", description="Scheduler of all pods. Default: the cluster's.")
+    schedulers: dict[Literal["pack", "spread"], str] = Field(
+        default_factory=dict,
+        description='Scheduler by the placement of a job, e.g. {"pack": "weft-pack"}. Default: `scheduler`.',
+    )
     helper_cpus: float = Field(
         default=0.25, gt=0, description="CPU cores of each helper, which a learner takes of its node besides its own."
     )

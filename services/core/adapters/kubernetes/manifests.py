@@ -58,7 +58,7 @@ def values(options: KubernetesOptions, accounts: Accounts) -> dict[str, str]:
         "helper": _repository(options.helper_image),
         "images": json.dumps(_images(options)),
         "runtime_class": options.runtime_class,
-        "scheduler": options.scheduler,
+        "schedulers": json.dumps(sorted({options.scheduler or "default-scheduler", *options.schedulers.values()})),
         "kueue": "true" if options.gang is GangMethod.KUEUE else "false",
         "priority_classes": json.dumps(sorted(set(options.priority_classes.values()))),
         "gpu_resource": options.gpu_resource,

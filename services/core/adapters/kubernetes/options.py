@@ -61,6 +61,8 @@ class KubernetesOptions:
     runtime_class: str = ""
     scheduler: str = ""
     """``schedulerName`` of pods; empty: the cluster's default."""
+    schedulers: Mapping[str, str] = field(default_factory=dict)
+    """pack, spread -> ``schedulerName`` of the pods of jobs with this placement; ``scheduler`` for what is left out."""
     helper_cpus: float = 0.25
     helper_memory: int = 2**29
     scratch: int = 100 * 2**30

@@ -106,7 +106,8 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
     }
     optional |= {"imagePullSecrets": _is([{"name": names.PULL_SECRET}])} if options.pull_secret else {}
     optional |= {"runtimeClassName": _is(options.runtime_class)} if options.runtime_class else {}
-    optional |= {"schedulerName": _is(options.scheduler)} if options.scheduler else {}
+    schedulers = {*options.schedulers.values(), options.scheduler} - {""}
+    optional |= {"schedulerName": lambda value: value in schedulers} if schedulers else {}
     yield from _fields(
         spec, "spec.",
         optional | {
@@ -123,7 +124,8 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
             "volumes": lambda value: isinstance(value, Sequence),
         },
     )  # fmt: skip
-    wanted = {name for name in ("runtimeClassName", "schedulerName") if name in optional}
+    wanted = {"runtimeClassName"} if options.runtime_class else set()
+    wanted |= {"schedulerName"} if options.scheduler else set()
     needed = {"schedulingGates", "restartPolicy", "automountServiceAccountToken", "enableServiceLinks", "hostname",
               "subdomain", "securityContext", "initContainers", "containers", *wanted}  # fmt: skip
     yield from (f"spec.{name}" for name in sorted(needed - set(spec)))

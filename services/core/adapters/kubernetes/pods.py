@@ -61,8 +61,8 @@ def pod(
         spec["imagePullSecrets"] = [{"name": names.PULL_SECRET}]
     if options.runtime_class:
         spec["runtimeClassName"] = options.runtime_class
-    if options.scheduler:
-        spec["schedulerName"] = options.scheduler
+    if scheduler := options.schedulers.get(plan.placement, options.scheduler):
+        spec["schedulerName"] = scheduler
     if plan.priority in options.priority_classes:
         spec["priorityClassName"] = options.priority_classes[plan.priority]
     group = names.attempt_name(plan.job, plan.attempt)
