@@ -442,7 +442,8 @@ def test_hostile_learner_in_a_pod_reaches_nothing_of_the_platform_the_node_or_an
     job = client.jobs.submit(
         spec(command, resources={"cpus": 0.25, "memory": "256MiB"}), code=attack_code(tmp_path, known)
     )
-    assert job.wait(HANG_S).status == "COMPLETED", history(job)
+    # The fork bomb, which is the last, may reach the bound of the learner's memory.
+    assert job.wait(HANG_S).status == "COMPLETED" or job.reason == "OOMKilled", history(job)
     said = lines(job)
     assert [line for line in said if line.startswith(BREACH)] == []
     assert said.count(OVER) >= len(attacks) - 1, said  # the bomb may take its own process with it

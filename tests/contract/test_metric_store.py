@@ -250,6 +250,7 @@ async def test_usage_of_the_hardware_is_beside_the_metrics_and_read_by_its_names
     assert [stored.point.value for stored in await store.points(JOB, named)] == [7.0, 5.0, 4.0]
     assert [(of.rank, of.last, of.high) for of in await store.usage(JOB)] == [(0, 5.0, 7.0), (1, 4.0, 4.0)]
     assert await store.usage(OTHER) == []
+    assert [stored.seq for stored in await store.points(JOB, PointQuery(usage=True))] == [1, 2, 3, 4, 5]
 
 
 async def test_nan_and_infinities_are_stored(store: MetricStore) -> None:
@@ -313,7 +314,7 @@ async def test_a_late_learner_cannot_recreate_a_deleted_job(store: MetricStore) 
 async def whole(store: MetricStore, job: str) -> tuple[Extent, Stored, Stored]:
     extent = await store.extent(job)
     lines = await store.lines(job, LineQuery(before_seq=extent.lines + 1), limit=extent.lines + 1)
-    return extent, lines, await store.points(job, PointQuery(), limit=extent.points + 1)
+    return extent, lines, await store.points(job, PointQuery(usage=True), limit=extent.points + 1)
 
 
 async def parts(*given: Stored) -> AsyncGenerator[Stored]:
@@ -322,8 +323,10 @@ async def parts(*given: Stored) -> AsyncGenerator[Stored]:
 
 
 async def a_job(store: MetricStore, job: str) -> None:
-    """Two attempts and three sources, of which one has ended and one has both lines and points."""
+    """Two attempts and four sources, of which one has ended and one has both lines and points. Usage comes first."""
     again = replace(OUT, attempt=2)
+    usage = Point(0, 1000, "system/memory", None, 2.0**30, {"weft": "usage"})
+    await store.append(job, [Batch(replace(METRICS, source="usage"), 0, 1, (), [usage])])
     await store.append(job, [log(0, "a", "b"), metrics(0, (1, 0.5), (2, float("nan")))])
     await store.append(job, [log(0, "c", source=again), log(20, "d", final=True)])
     point = Point(15, 1001, "acc", None, float("inf"), {"subset": "val"})
@@ -334,14 +337,14 @@ async def test_a_loaded_job_is_equal_and_accepts_further_appends(store: MetricSt
     assert await store.extent(JOB) == Extent(0, 0, [])
     await a_job(store, JOB)
     extent, lines, points = await whole(store, JOB)
-    assert (extent.lines, extent.points, len(extent.sources)) == (5, 3, 3)
+    assert (extent.lines, extent.points, len(extent.sources)) == (5, 4, 4)
     await store.load(OTHER, extent.sources, parts(lines[:3], lines[3:], points[:1], points[1:]))
     assert repr(await whole(store, OTHER)) == repr((extent, lines, points))  # repr, because NaN is not equal to itself
     for query in (PointQuery(), PointQuery(attempt=1)):
         assert repr(await store.series(OTHER, query)) == repr(await store.series(JOB, query))
     assert repr(await store.latest(OTHER)) == repr(await store.latest(JOB))
     assert await store.append(OTHER, [log(0, "again"), log(20, "late"), metrics(20, (3, 0.25))]) == [30, 30, 30]
-    assert await store.counts(OTHER) == (5, 4)
+    assert await store.counts(OTHER) == (5, 5)
 
 
 async def test_a_load_replaces_a_job_and_restores_a_deleted_one(store: MetricStore) -> None:
@@ -349,7 +352,7 @@ async def test_a_load_replaces_a_job_and_restores_a_deleted_one(store: MetricSto
     extent, lines, points = await whole(store, JOB)
     await store.append(OTHER, [log(0, *"xyzuvw")])
     await store.load(OTHER, extent.sources, parts(lines, points))
-    assert await store.counts(OTHER) == (5, 3)
+    assert await store.counts(OTHER) == (5, 4)
     await store.delete(OTHER)
     await store.load(OTHER, extent.sources, parts(lines, points))
     assert await texts(store) == [stored.line.text for stored in await store.lines(OTHER, LineQuery())]

@@ -113,6 +113,8 @@ async def _metrics(stores: Stores, job_id: str, place: int) -> None:
         points = [
             Point(at * 10, NOW + at, "loss", at, float("nan") if at == 2 else at / 7, {"a": "b"}) for at in (1, 2)
         ]
+        usage = Point(0, NOW, "system/memory", None, 2.0**30, {"weft": "usage"})
+        await stores.metrics.append(job_id, [Batch(replace(source, source="usage"), 0, 1, (), [usage])])
         await stores.metrics.append(job_id, [Batch(source, 0, 2_000, lines, points, final=attempt == 1)])
         more = replace(source, source="metrics.jsonl")
         await stores.metrics.append(job_id, [Batch(more, 0, 5, (), [Point(0, NOW, "acc", None, float("inf"))])])
@@ -129,7 +131,7 @@ async def contents(stores: Stores) -> dict[str, Any]:
         content[f"sources {job.id}"] = sorted(map(repr, extent.sources))
         for line in await stores.metrics.lines(job.id, LineQuery(), limit=10**6):
             content[f"line {job.id} {line.seq}"] = line
-        for point in await stores.metrics.points(job.id, PointQuery(), limit=10**6):
+        for point in await stores.metrics.points(job.id, PointQuery(usage=True), limit=10**6):
             content[f"point {job.id} {point.seq}"] = repr(point)  # NaN is not itself
     for kind in await stores.records.kinds():
         for record in await stores.records.find(kind, {}):

@@ -141,6 +141,8 @@ class PointQuery:
     """Only points with a greater seq."""
     names: tuple[str, ...] = ()
     """Any of these; empty: all but the usage of the hardware (``domain.usage``)."""
+    usage: bool = False
+    """Where ``names`` is empty: the usage of the hardware, too. Then no seq is left out, as a backup needs it."""
     rank: int | None = None
     attempt: int | None = None
     from_step: int | None = None

@@ -253,7 +253,7 @@ class Saving:
         reached = 0
         while reached < extent.points:
             limit = min(_PAGE, extent.points - reached)
-            points = await store.points(job_id, PointQuery(after_seq=reached), limit=limit)
+            points = await store.points(job_id, PointQuery(after_seq=reached, usage=True), limit=limit)
             if not points:
                 break
             lines.add(points_document(points, places))

@@ -149,7 +149,7 @@ _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
     ),
     "volumeMounts.0": ({"name": "control", "mountPath": "/weft/control"},),
     "volumeMounts.2": ({"name": "entry", "mountPath": "/weft/entry"},),
-    "volumeMounts.5": (
+    "volumeMounts.6": (
         {"name": "data-0", "mountPath": "/weft/volumes/mine"},
         {"name": "data-0", "mountPath": "/lib", "readOnly": True},
     ),

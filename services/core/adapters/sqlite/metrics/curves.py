@@ -114,7 +114,7 @@ class PointReader:
             "SELECT id, name, context FROM series WHERE (:rank IS NULL OR rank = :rank) "
             "AND (:attempt IS NULL OR attempt = :attempt) "
             f"AND {NAMED} ORDER BY name, context, rank, attempt",
-            {"rank": query.rank, "attempt": attempt, **named(query.names)},
+            {"rank": query.rank, "attempt": attempt, **named(query.names, with_usage=query.usage)},
         ).fetchall()
         return {row_id: (name, msgspec.json.decode(context)) for row_id, name, context in rows}
 

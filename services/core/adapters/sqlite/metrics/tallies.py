@@ -23,8 +23,9 @@ TABLE: Final = """CREATE TABLE IF NOT EXISTS tallies (series INTEGER PRIMARY KEY
     count INTEGER NOT NULL, last REAL, last_step INTEGER, low REAL, low_step INTEGER, high REAL, high_step INTEGER)"""
 """``seq``: of the last point that is counted. ``last``: NULL means NaN. ``low`` and ``high``: NULL: no number yet."""
 PUT: Final = "INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-NAMED: Final = """CASE :names WHEN '[]' THEN context != :usage ELSE name IN (SELECT value FROM json_each(:names)) END"""
-"""SQL: which series match some names, with the values of ``named``. Without names: all but those of usage."""
+NAMED: Final = """CASE :names WHEN '[]' THEN :with_usage OR context != :usage
+    ELSE name IN (SELECT value FROM json_each(:names)) END"""
+"""SQL: which series match some names, with the values of ``named``. Without names: all, with those of usage or not."""
 _VALUES: Final = "t.count, t.last, t.last_step, t.low, t.low_step, t.high, t.high_step"
 _OF_SERIES: Final = f"""
     SELECT s.id, s.rank, s.name, s.context, {_VALUES}
@@ -72,9 +73,9 @@ def context_text(context: Mapping[str, str]) -> str:
     return msgspec.json.encode(context, order="sorted").decode() if context else "{}"
 
 
-def named(names: Sequence[str]) -> dict[str, str]:
+def named(names: Sequence[str], *, with_usage: bool = False) -> dict[str, str | bool]:
     """The values of ``NAMED``."""
-    return {"names": json.dumps(list(names)), "usage": context_text(USAGE)}
+    return {"names": json.dumps(list(names)), "usage": context_text(USAGE), "with_usage": with_usage}
 
 
 def read_usage(db: apsw.Connection) -> list[Aggregate]:
