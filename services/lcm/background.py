@@ -37,7 +37,7 @@ class BackgroundTasks:
 
     def loops(self, guardians: GuardianJobs | None) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """All of them but the erasure, to be started. ``guardians``: None where a pool guards all jobs."""
-        loops = [
+        loops: list[Callable[[], Coroutine[Any, Any, None]]] = [
             self.copy_histories,
             self.collect,
             self.watch_cluster,

@@ -28,9 +28,11 @@ class Learners(Protocol):
 
     def command(self, module: str, function: str) -> str:
         """The job's command that runs an attack of ``tests.hostile.attacks``. The job's code has its modules."""
+        ...
 
     def components(self) -> Mapping[str, RunningProcess | None]:
         """The servers that no trick may end: services of the platform and of the cluster. None: it has ended."""
+        ...
 
     def intel(self, guard: Job) -> dict[str, Any]:
         """What an attacker could find out at best, for ``tests.hostile.attacks.ground.intel``.
@@ -39,30 +41,40 @@ class Learners(Protocol):
         and ``open_ports`` of the platform, ``own_network`` and ``own_processes`` (true where a learner shares loopback
         and process ids with nothing of others), ``sockets``, ``pids``, and ``commands`` of these processes.
         """
+        ...
 
     def inner_urls(self) -> list[str]:
         """URLs of the cluster's own servers: no data of a job's."""
+        ...
 
     def private(self, guard: Job) -> list[str]:
         """Paths that an attacker may neither read nor change, beside those of the platform's home."""
+        ...
 
     def secrets(self, guard: Job) -> dict[str, str]:
         """Name -> a text of the cluster's that no output of an attacker may contain."""
+        ...
 
     def identity(self, guard: Job) -> object:
         """Equal as long as the victim's learner is the same, undisturbed."""
+        ...
 
     def unchanged(self, guard: Job) -> list[Path]:
         """Folders of the victim's running learner that stay as they are."""
+        ...
 
     def job_folder(self, job: Job) -> Path | None:
         """JOB_STATE_DIR of the job's first learner as this process sees it; None: there is none yet."""
+        ...
 
     def damage(self, job: Job) -> Iterator[str]:
         """What a running learner has written or removed beside the part that is its own."""
+        ...
 
     def leftovers(self, guard: Job, jobs: Collection[str]) -> Iterator[str]:
         """Everything of a learner's, other than the guard's. ``jobs``: ids of jobs that have ended."""
+        ...
 
     def violations(self) -> list[str]:
         """What was seen since the start and must never be, e.g. two attempts of a job at one moment."""
+        ...

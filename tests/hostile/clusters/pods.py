@@ -326,7 +326,8 @@ def _metadata_service(kubernetes: Cluster) -> Generator[list[str]]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+            """Logs nothing."""
 
     (control_plane,) = (machine for machine in kubernetes.machines if machine.pid == kubernetes.control_plane_pid)
     control_plane.on_network("ip", "address", "add", f"{METADATA}/32", "dev", "lo")

@@ -13,7 +13,7 @@ from tests.waiting import eventually
 from weft._job import Job
 
 Check = Callable[[Arena, Job], Iterable[str]]
-_ONE_MACHINE: Final = dict.fromkeys(
+_ONE_MACHINE: Final[Mapping[str, str]] = dict.fromkeys(
     ("process", "sandbox"), "A learner on one machine has no container, control volume, kubelet or API server."
 )
 _ANY_END: Final = frozenset({"COMPLETED", "FAILED"})
