@@ -444,11 +444,11 @@ def test_hostile_learner_in_a_pod_reaches_nothing_of_the_platform_the_node_or_an
     )
     # The fork bomb, which is the last, may reach the bound of the learner's memory.
     assert job.wait(HANG_S).status == "COMPLETED" or job.reason == "OOMKilled", history(job)
-    said = lines(job)
-    assert [line for line in said if line.startswith(BREACH)] == []
-    assert said.count(OVER) >= len(attacks) - 1, said  # the bomb may take its own process with it
+    output = lines(job)
+    assert [line for line in output if line.startswith(BREACH)] == []
+    assert output.count(OVER) >= len(attacks) - 1, output  # the bomb may take its own process with it
     reached = {f"API server {ADDRESS}:{PORT}", *(f"kubelet {server}" for server in kubelets(testbed_cluster))}
-    assert {line for line in said if line.startswith("refused by")} == {f"refused by {server}" for server in reached}
+    assert {line for line in output if line.startswith("refused by")} == {f"refused by {server}" for server in reached}
     eventually(lambda: not pods(testbed_cluster, job))
     after = [(pod["metadata"]["uid"], containers(pod)) for pod in pods(testbed_cluster, guard)]
     assert after == [(pod["metadata"]["uid"], containers(pod)) for pod in before]
