@@ -69,12 +69,12 @@ async def test_command_that_the_kubelet_has_ended_is_not_reported_before_the_kub
     for number in (signal.SIGTERM, signal.SIGKILL):
         record(folder, signal=number)
         assert learner.exit(RUN) is None
-        record(folder, signal=number, age_s=KUBELET_S)
+        record(folder, signal=number, age_s=KUBELET_S + 1)
         assert learner.exit(RUN) is not None
     os.kill(os.getpid(), signal.SIGTERM)  # the kubelet ends the helper after the learner's container
     await learner.wait_ended()
     assert learner.exit(RUN) is None
-    record(folder, signal=signal.SIGKILL, age_s=ENDED_S)
+    record(folder, signal=signal.SIGKILL, age_s=ENDED_S + 1)
     assert learner.exit(RUN) is not None
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
