@@ -201,7 +201,7 @@ def test_a_squatter_gets_no_address_and_no_byte_while_services_restart(
         for services in (SERVICES[::2], SERVICES[1::2]):
             if number % _READY_EACH == 0:
                 eventually(lambda: states(weft_up) == {"ready"})
-            # On TLS a service ends by itself as long as the squatter has its port.
+            # On TLS a service ends by itself while the squatter has its port.
             processes = {service: running(weft_up, service) for service in services}
             for process in processes.values():
                 send_signal(process, signal.SIGKILL)

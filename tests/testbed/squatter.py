@@ -3,7 +3,9 @@
     python squatter.py FOLDER PORT...
 
 It tries without a pause to bind each port of loopback, and to put a socket in the place of each name in FOLDER. It
-prints ``ready`` once, and a line for each address that it got and for everything that anybody sent to it.
+prints ``ready`` once, and a line for each address that it got and for everything that anybody sent to it. A port that
+it had it tries again once its service has listened there: otherwise that service would not start as long as this
+program runs.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import sys
 from pathlib import Path
 
 NAMES = ("lcm", "guardian", "metrics", "node", "lcm-ops", "api-ops", "localhost:1", "localhost:2", "api-behind-grpc")
+_LISTEN = "0A"
+"""A state of a connection in /proc/net/tcp."""
 
 
 def say(text: str) -> None:
@@ -51,6 +55,18 @@ def listen_at_path(path: Path) -> socket.socket | None:
     return listener
 
 
+def listening_ports() -> set[int]:
+    """Ports of IPv4 and IPv6 at which any program listens."""
+    ports = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # without IPv6
+            for line in Path(table).read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                if state == _LISTEN:
+                    ports.add(int(local.rpartition(":")[2], 16))
+    return ports
+
+
 def report_one(listener: socket.socket, place: str) -> None:
     """Prints what the next caller sends; nothing if there is none within a second."""
     listener.settimeout(1)
@@ -62,14 +78,19 @@ def report_one(listener: socket.socket, place: str) -> None:
 
 def main() -> None:
     folder, ports = Path(sys.argv[1]), [int(port) for port in sys.argv[2:]]
+    had: set[int] = set()
     say("ready")
     while os.getppid() != 1:  # the test has ended
+        had -= listening_ports() if had else set()
         for port in ports:
+            if port in had:
+                continue
             listener = listen_on_port(port)
             if listener is not None:
                 say(f"port {port} was free")
                 report_one(listener, f"port {port}")
                 listener.close()
+                had.add(port)
         for name in NAMES:
             listener = listen_at_path(folder / name)
             if listener is not None:
