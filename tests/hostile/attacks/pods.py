@@ -28,6 +28,7 @@ _SUCCESS: Final = {"schema": 1, "time": 1, "code": 0, "signal": 0, "stop_cause":
 FORGED_CODE: Final = 7
 """The real exit code of the learners that forge another one."""
 _DEPTH: Final = 10
+BOMB: Final = "the fork bomb goes off"
 _STAY_S: Final = 60.0
 _CONNECT_S: Final = 3.0
 _MIB: Final = 2**20
@@ -163,6 +164,7 @@ def container_is_filled() -> None:
 def fork_bomb_goes_off() -> None:
     """Forks a thousand processes, each of which forks two more in a session of its own, and stays."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    say(BOMB)
     for _ in range(_DEPTH):
         with suppress(OSError):
             if os.fork() == 0:
