@@ -135,7 +135,7 @@ class Agent:
         caches = CacheWatch(self._settings, self._instrumentation, learners)
         loops = [self._retry_leftovers, disk.run, reserve.run, caches.run]
         if self._uids is not None:
-            loops.append(PortWatch(self._instrumentation, learners).run)
+            loops.append(PortWatch(self._home, self._instrumentation, learners).run)
         self._background = [asyncio.create_task(loop()) for loop in loops]
 
     async def close(self) -> None:
