@@ -1,4 +1,4 @@
-"""Copies the rights and admission policies of `weft manifests` into the chart, which can read its own files only.
+"""Copies rights, admission policies and Grafana's dashboard into the chart, which can read its own files only.
 
 python -m scripts.chart_files            writes helm/weft/files
 python -m scripts.chart_files --check    fails if a copy is not current
@@ -14,7 +14,9 @@ from scripts.generated import write_or_check
 
 ROOT: Final = Path(__file__).parents[1]
 _FOLDER: Final = ROOT / "services" / "core" / "adapters" / "kubernetes" / "manifest_files"
-SOURCES: Final = (_FOLDER / "rights.yaml", _FOLDER / "policies.yaml")
+SOURCES: Final = (
+    _FOLDER / "rights.yaml", _FOLDER / "policies.yaml", ROOT / "services" / "local" / "grafana.json",
+)  # fmt: skip
 COPIES: Final = ROOT / "helm" / "weft" / "files"
 
 

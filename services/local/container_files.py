@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from services.core.domain.service_access import SERVICES
@@ -17,6 +18,8 @@ from services.core.ports.secret_store import escaped
 Files = dict[str, bytes]
 ETCD: Final = "etcd"
 SCRAPER: Final = "prometheus"
+DASHBOARDS: Final = "grafana"
+GRAFANA_DASHBOARD: Final = Path(__file__).with_name("grafana.json")
 LEARNER_TOKENS: Final = "learner-tokens"
 ADMIN_KEY: Final = "admin-key"
 PASSWORDS: Final = (
@@ -41,7 +44,7 @@ class Made:
     public_keys: bytes
     """The file of all public keys."""
     certificates: Mapping[str, Mapping[str, bytes]] = field(repr=False)
-    """Service, ``ETCD`` or ``SCRAPER`` -> PEM files by name: authority.pem, certificate.pem, key.pem."""
+    """Service or store, ``SCRAPER`` or ``DASHBOARDS`` -> PEM files: authority.pem, certificate.pem, key.pem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,19 @@ def volumes(made: Made) -> dict[str, Volume]:
     )
     content[ETCD] = Volume(_tls(made, ETCD), ("data",))
     content[SCRAPER] = Volume(
-        {**_tls(made, SCRAPER), ADMIN_KEY: made.admin_key.encode(), "prometheus.yml": _prometheus().encode()}, ("data",)
-    )
-    content["grafana"] = Volume(
-        {"admin-password": passwords["grafana"].encode(), "provisioning/datasources/weft.yaml": _grafana().encode()},
+        {
+            **_tls(made, SCRAPER), ADMIN_KEY: made.admin_key.encode(),
+            "prometheus.yml": _prometheus().encode(), "web.yml": _prometheus_server().encode(),
+        },
+        ("data",),
+    )  # fmt: skip
+    content[DASHBOARDS] = Volume(
+        {
+            "admin-password": passwords["grafana"].encode(),
+            "provisioning/datasources/weft.yaml": _grafana_source(made.certificates[DASHBOARDS]).encode(),
+            "provisioning/dashboards/weft.yaml": _grafana_dashboards().encode(),
+            "dashboards/weft.json": GRAFANA_DASHBOARD.read_bytes(),
+        },
         ("data",),
     )
     return content
@@ -169,6 +181,26 @@ def _prometheus() -> str:
     return json.dumps({"global": {"scrape_interval": "15s"}, "scrape_configs": [job]}, indent=2)
 
 
-def _grafana() -> str:
-    source = {"name": "Weft", "type": "prometheus", "url": "http://prometheus:9090", "isDefault": True}
+def _prometheus_server() -> str:
+    """It shares a network with the node agent, so with learners: it demands a certificate of the installation."""
+    files = {"cert_file": "certificate.pem", "key_file": "key.pem", "client_ca_file": "authority.pem"}
+    server = {name: f"/prometheus/{TLS_FOLDER}/{file}" for name, file in files.items()}
+    return json.dumps({"tls_server_config": {**server, "client_auth_type": "RequireAndVerifyClientCert"}}, indent=2)
+
+
+def _grafana_source(certificate: Mapping[str, bytes]) -> str:
+    secure = {"tlsCACert": "authority.pem", "tlsClientCert": "certificate.pem", "tlsClientKey": "key.pem"}
+    source = {
+        "name": "Weft",
+        "type": "prometheus",
+        "url": "https://prometheus:9090",
+        "isDefault": True,
+        "jsonData": {"tlsAuth": True, "tlsAuthWithCACert": True, "serverName": "prometheus"},
+        "secureJsonData": {name: certificate[file].decode() for name, file in secure.items()},
+    }
     return json.dumps({"apiVersion": 1, "datasources": [source]}, indent=2)
+
+
+def _grafana_dashboards() -> str:
+    provider = {"name": "Weft", "type": "file", "options": {"path": "/var/lib/grafana/dashboards"}}
+    return json.dumps({"apiVersion": 1, "providers": [provider]}, indent=2)

@@ -19,7 +19,16 @@ from services.core.adapters.identity.service import own_key_pair
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.service_access import SERVICES
 from services.core.runtime.address import TlsFiles
-from services.local.container_files import ADMIN_KEY, ETCD, LEARNER_TOKENS, PASSWORDS, SCRAPER, TLS_FOLDER, Made
+from services.local.container_files import (
+    ADMIN_KEY,
+    DASHBOARDS,
+    ETCD,
+    LEARNER_TOKENS,
+    PASSWORDS,
+    SCRAPER,
+    TLS_FOLDER,
+    Made,
+)
 
 SECRETS_FOLDER: Final = "secrets"
 PUBLIC_KEYS: Final = "public-keys.json"
@@ -45,7 +54,7 @@ async def make(installation: Path, *, hosts: Mapping[str, str] | None = None) ->
         pair = await own_key_pair(store, owner, name=name)
         public_keys.publish(pair, **({"overlap_ms": OVERLAP_MS} if owner == LEARNER_TOKENS else {}))
         private_keys[owner] = await store.get(name) or b""
-    names = (*sorted(SERVICES), ETCD, SCRAPER)
+    names = (*sorted(SERVICES), ETCD, SCRAPER, DASHBOARDS)
     issue(installation / TLS_FOLDER, names, datetime.now(UTC), hosts=hosts)
     return Made(
         passwords=passwords,

@@ -13,9 +13,9 @@ from tests.testbed.go import SERVERS, go_build
 from tests.testbed.mongo import mongo_build
 
 STORES: Final = "weft-testbed/stores:1"
-"""MongoDB's protocol, etcd, RabbitMQ and S3 in one image: each container runs one of them."""
-_BASE: Final = "weft-testbed/stores-base:1"
-_PACKAGES: Final = ("busybox", "default-jre-headless", "etcd-client", "rabbitmq-server")
+"""MongoDB's protocol, etcd, RabbitMQ, S3 and Prometheus in one image: each container runs one of them."""
+_BASE: Final = "weft-testbed/stores-base:2"
+_PACKAGES: Final = ("busybox", "default-jre-headless", "etcd-client", "prometheus", "rabbitmq-server")
 _FOLDER: Final = Path(__file__).with_name("images") / "stores"
 
 

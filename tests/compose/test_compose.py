@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -192,6 +193,52 @@ def test_the_api_serves_the_dashboard(installed: Stack) -> None:
         page = answer.read().decode()
     assert "<title>Weft" in page
     assert re.search(r'src="[^"]*assets/[^"]+\.js"', page)
+
+
+_QUERY = """
+import http.client, ssl, sys, urllib.parse
+context = ssl.create_default_context(cafile="/var/lib/weft/tls/authority.pem")
+context.load_cert_chain("/var/lib/weft/tls/certificate.pem", "/var/lib/weft/tls/key.pem")
+connection = http.client.HTTPSConnection("prometheus", 9090, context=context, timeout=10)
+try:
+    connection.request("GET", "/api/v1/query?" + urllib.parse.urlencode({"query": sys.argv[1]}))
+    print(connection.getresponse().read().decode())
+except OSError:
+    print("{}")
+"""
+"""Of the api's container, with its certificate."""
+_READ_PROMETHEUS = """
+import socket, ssl
+def served(channel):
+    with channel:
+        channel.sendall(b"GET /api/v1/query?query=up HTTP/1.0\\r\\n\\r\\n")
+        return b"200 OK" in channel.recv(4096)
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+for name, wrap in (("plain", lambda channel: channel), ("tls", context.wrap_socket)):
+    try:
+        print(name, "served" if served(wrap(socket.create_connection(("prometheus", 9090), 10))) else "refused")
+    except ssl.SSLError:
+        print(name, "refused")
+"""
+
+
+def _query(stack: Stack, expression: str) -> dict[str, float]:
+    """Instance -> value, as Prometheus answers; empty before it does."""
+    answer = json.loads(stack.compose("exec", "-T", "api", "python", "-c", _QUERY, expression))
+    results = answer.get("data", {}).get("result", ())
+    return {result["metric"].get("instance", ""): float(result["value"][1]) for result in results}
+
+
+def test_prometheus_reads_every_service_and_answers_no_learner(installed: Stack) -> None:
+    installed.compose("--profile=monitoring", "up", "--wait", "prometheus")
+    everything = {f"{service}:7001": 1.0 for service in SERVICES}
+    eventually(lambda: _query(installed, 'up{job="weft"}') == everything)
+    assert set(_query(installed, "weft_lcm_jobs_holding")) == {"lcm:7001"}
+    with installed.client() as client:
+        job = _submit(client, f"python3 - <<'END'\n{_READ_PROMETHEUS}\nEND")
+        assert job.wait(300).status == "COMPLETED", job.message
+        assert _lines(job) == ["plain refused", "tls refused"]
 
 
 def test_the_image_can_start_every_adapter(installed: Stack) -> None:

@@ -50,7 +50,10 @@ def test_a_second_start_changes_no_file(tmp_path: Path) -> None:
 def test_two_installations_share_no_key_and_no_password(tmp_path: Path) -> None:
     first, second = (_content(_set_up(tmp_path / name)) for name in ("a", "b"))
     assert first.keys() == second.keys()
-    without_secrets = {"run/addresses.json", "VERSION", "prometheus.yml", "weft.yaml", "worker/settings.env"}
+    without_secrets = {
+        "run/addresses.json", "VERSION", "prometheus.yml", "web.yml", "dashboards/weft.yaml", "weft.json",
+        "worker/settings.env",
+    }  # fmt: skip
     equal = [name for name in first if first[name] == second[name]]
     # Services that use no store with a password have an empty file of settings.
     assert [name for name in equal if first[name] and not name.endswith(tuple(without_secrets))] == []
@@ -140,7 +143,7 @@ def test_a_missing_file_of_settings_is_an_error(tmp_path: Path, monkeypatch: pyt
 def test_override_holds_images_alone() -> None:
     assert set(OVERRIDE) == {"services"}
     assert {name: set(fields) for name, fields in OVERRIDE["services"].items()} == {
-        name: {"image"} for name in ("mongodb", "etcd", "rabbitmq", "s3")
+        name: {"image"} for name in ("mongodb", "etcd", "rabbitmq", "s3", "prometheus")
     }
 
 
