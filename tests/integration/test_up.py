@@ -186,7 +186,7 @@ def test_down_halts_running_jobs_with_their_checkpoints_and_up_queues_them_again
 
 def test_down_can_leave_jobs_running_or_end_them_at_once() -> None:
     with platform({}) as running:
-        job = submitted(running)
+        job = submitted(running, "echo up; exec sleep 1000")
         assert weft(running.home.root, "down", "--keep-jobs").returncode == 0
         assert nobody_runs(running.home.root)
         assert running.processes_of(job.id) != []
