@@ -50,6 +50,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
     "everything named": (
         "--set=fullnameOverride=training,clusterDomain=corp.example,commonLabels.team=ml,scheduling.priorityClassName=high",
         "--set=learners.priorityClasses.high=weft-high,images.frameworks.jax-0\\.10=weft/jax:0.10",
+        "--set=images.frameworkRegistry=library.example/team",
         "--set=learners.images={registry.example/,weft/},learners.uids.first=5000,learners.scratch=1.5TiB",
         f"--set=learners.runtimeClass=gvisor,learners.priorityClasses.low=a,images.helper=h:2@sha256:{'ab' * 32}",
         "--set=api.env.WEFT_TENANT_BYTES=5,networkPolicy.apiFrom[0].ipBlock.cidr=10.0.0.0/8",
@@ -354,6 +355,18 @@ def test_the_metrics_of_alerts_and_dashboards_exist(production: list[Object]) ->
     known = set(re.findall(r'"(weft_[a-z_]+)"', sources))
     assert {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in used} <= known
     assert len(used) > 8
+
+
+def test_services_and_admission_policies_know_the_registry_of_the_framework_library(
+    matrix: dict[str, list[Object]],
+) -> None:
+    named, default = matrix["everything named"], matrix["small"]
+    for service in ("api", "lcm", "guardian"):
+        (pod,) = [spec for name, spec in pods(named) if name == f"training-{service}"]
+        variables = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+        assert variables["WEFT_KUBERNETES_FRAMEWORK_REGISTRY"] == "library.example/team"
+    assert '"library.example/team/weft/"' in json.dumps(named).replace('\\"', '"')
+    assert "FRAMEWORK_REGISTRY" not in json.dumps(default)
 
 
 def test_profiles_of_the_scheduler_pack_and_spread(matrix: dict[str, list[Object]]) -> None:

@@ -274,7 +274,10 @@ def test_library_entry_runs_in_its_own_image_and_admission_policies_allow_it() -
     ] == image  # fmt: skip
     assert is_allowed_image(image, options)
     allowed = manifests.values(options, manifests.Accounts.of("weft", "weft", one_account=True))["images"]
-    assert image in json.loads(allowed)
+    assert image.startswith(tuple(json.loads(allowed)))
+    other = "registry.example/t/other:1"
+    assert not is_allowed_image(other, options)
+    assert not other.startswith(tuple(json.loads(allowed)))
 
 
 def test_network_policy_closes_the_clouds_metadata_services() -> None:

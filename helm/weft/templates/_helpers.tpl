@@ -176,6 +176,9 @@ WEFT_KUBERNETES_LEARNER_IMAGE: {{ include "weft.imageOf" (dict "root" $root "ima
 {{- end }}
 WEFT_KUBERNETES_FRAMEWORK_IMAGES: {{ toJson $frameworks | squote }}
 {{- end }}
+{{- if kindIs "string" $root.Values.images.frameworkRegistry }}
+WEFT_KUBERNETES_FRAMEWORK_REGISTRY: {{ $root.Values.images.frameworkRegistry | quote }}
+{{- end }}
 {{- end }}
 {{- if has .name (list "lcm" "guardian") }}
 {{- with $root.Values.learners }}

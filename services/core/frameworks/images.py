@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.core.frameworks import Framework, find, library
+from services.core.frameworks import Framework, find
 
+_NAMESPACE: Final = "weft"
 _DIGITS: Final = 8
 """Of the lock's digest in a tag."""
 
@@ -34,7 +35,7 @@ class LibraryImages:
             return self.named[max(keys, key=len)]
         if self.registry is None:
             return ""
-        return f"{self.registry.rstrip('/')}/{image_name(entry)}" if self.registry else image_name(entry)
+        return f"{self._folder()}{image_name(entry)}"
 
     def of_id(self, framework: str) -> str:
         """The same for ``<name>-<version>``; empty also for an entry that the library does not have."""
@@ -42,15 +43,22 @@ class LibraryImages:
         entry = find(name, version) if name else None
         return self.of(entry) if entry is not None else ""
 
-    def all(self) -> list[str]:
-        """Every image that there is, sorted."""
-        images = {*self.named.values(), *(self.of(entry) for entry in library())}
-        return sorted(images - {""})
+    def prefixes(self) -> set[str]:
+        """What the names of the images begin with.
+
+        Of the registry it is the folder: an upgrade may change the tags, and meanwhile two versions of Weft run.
+        """
+        if self.registry is None:
+            return {*self.named.values()}
+        return {*self.named.values(), f"{self._folder()}{_NAMESPACE}/"}
+
+    def _folder(self) -> str:
+        return f"{self.registry.rstrip('/')}/" if self.registry else ""
 
 
 def image_name(entry: Framework) -> str:
     """Returns the name that `make images` gives the entry's image: ``weft/jax:0.10.2-3f1c9a07``."""
-    return f"weft/{entry.name}:{entry.version}-{entry.lock_digest.removeprefix('sha256:')[:_DIGITS]}"
+    return f"{_NAMESPACE}/{entry.name}:{entry.version}-{entry.lock_digest.removeprefix('sha256:')[:_DIGITS]}"
 
 
 def _names(key: str, entry: Framework) -> bool:

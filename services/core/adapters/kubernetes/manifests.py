@@ -76,7 +76,7 @@ def _images(options: KubernetesOptions) -> list[str]:
     """What learners' images begin with; empty: any image."""
     if not options.images:
         return []
-    return sorted({*options.images, options.learner_image, *options.library_images.all()})
+    return sorted({*options.images, options.learner_image, *options.library_images.prefixes()})
 
 
 def _repository(image: str) -> str:

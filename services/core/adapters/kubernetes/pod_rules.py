@@ -199,8 +199,8 @@ def _is_bounded_folder(name: str, source: Mapping[str, Any], options: Kubernetes
 
 def is_allowed_image(image: str, options: KubernetesOptions) -> bool:
     """True if the operator lets learners run this image."""
-    ours = {options.learner_image, *options.library_images.all()}
-    return bool(image) and (not options.images or image in ours or image.startswith(options.images))
+    prefixes = tuple(filter(None, (*options.images, options.learner_image, *options.library_images.prefixes())))
+    return bool(image) and (not options.images or image.startswith(prefixes))
 
 
 def _is_owned(references: Any, owner: str) -> bool:
