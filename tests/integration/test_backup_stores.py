@@ -23,6 +23,7 @@ from services.core.ports.job_store import JobQuery
 from services.core.runtime.home import Home
 from services.core.runtime.processes import identify
 from services.local.backup.archive import Entry, Reader, Writer
+from services.local.backup.keys import key_file
 from services.local.backup.restore_marker import is_half_restored
 from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
@@ -210,6 +211,40 @@ def test_rewritten_backup_with_valid_checksums_is_refused(home: Path, tmp_path: 
     with pytest.raises(InvalidRequest, match="it was changed"):
         restore(tmp_path / "other", tmp_path / "forged", key=str(tmp_path / "b.key"))
     assert not (tmp_path / "other").exists()
+
+
+def test_backup_that_lacks_points_is_restored_up_to_there_and_says_so(home: Path, tmp_path: Path) -> None:
+    """As earlier versions wrote it: all of it was refused by the restore, after the platform had been emptied."""
+    backup(home, tmp_path / "b")
+    key = key_file(tmp_path / "b.key")
+    lacking: list[str] = []
+    with (tmp_path / "b").open("rb") as file, (tmp_path / "older").open("wb") as older:
+        reader, writer = Reader(file), Writer(older)
+        for entry in reader:
+            assert isinstance(entry, Entry)
+            content = b"".join(entry.chunks())
+            if entry.name.startswith("metrics/") and not lacking:
+                lacking.append(entry.name.split("/")[1])
+                content = without_point(3, content)
+            writer.put(entry.name, content)
+        writer.finish(reader.end["counts"], key.mac)
+    (tmp_path / "b.key").rename(tmp_path / "older.key")
+    warnings = [f"the backup lacks points of job {lacking[0]} after number 2; the rest of the job is in it"]
+    assert PLATFORM.verify_backup(str(tmp_path / "older"))["warnings"] == warnings
+    assert restore(tmp_path / "other", tmp_path / "older")["warnings"] == warnings
+    before, after = snapshot(home), snapshot(tmp_path / "other")
+    lost = {name for name in before if name.startswith(f"point {lacking[0]} ") and int(name.split()[-1]) > 2}
+    assert lost
+    same = {name: value for name, value in before.items() if name not in lost}
+    assert kinds(after, "line", "point", "file") == kinds(same, "line", "point", "file")
+
+
+def without_point(number: int, content: bytes) -> bytes:
+    """Documents of metrics without the point of this number."""
+    documents = [json.loads(text) for text in gzip.decompress(content).splitlines()]
+    for document in documents:
+        document.get("points", [])[:] = [row for row in document.get("points", []) if row[0] != number]
+    return gzip.compress("".join(f"{json.dumps(document)}\n" for document in documents).encode())
 
 
 # --- whoever dies -------------------------------------------------------------------

@@ -113,12 +113,14 @@ _RESTORED: Final[Fields] = {
     "counts": ("map of integer", "Number of things restored, by kind."),
     "again": ("list of text", "Ids of jobs that are queued again."),
     "halted": ("list of text", "Ids of jobs that were halted (--halted)."),
+    "warnings": ("list of text", "What the backup lacked."),
 }
 _VERIFIED: Final[Fields] = {
     "file": ("text", "The backup."),
     "head": ("BackupHead", "What the backup says of itself."),
     "counts": ("map of integer", "Number of things in it, by kind."),
     "authentic": ("flag", "Its key is here, and it is as that key wrote it."),
+    "warnings": ("list of text", "What it lacks. It can be restored without that."),
 }
 
 COMMANDS: Final[dict[str, Fields | str]] = {

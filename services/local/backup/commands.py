@@ -80,7 +80,7 @@ class Backups:
     def verify_backup(
         self, source: str, *, key: str | None = None, passphrase: str | None = None, progress: Progress = _no_progress
     ) -> dict[str, Any]:
-        """Reads and checks every byte. Returns ``{file, head, counts, authentic}``.
+        """Reads and checks every byte. Returns ``{file, head, counts, authentic, warnings}``.
 
         ``authentic`` is True if the key was available and the HMAC is right. Raises InvalidRequest with the name of the
         first damaged entry.
@@ -100,6 +100,7 @@ class Backups:
             checked = restoring.check(path, None, progress=progress)  # integrity only: the key is not available
         return {
             "file": str(path), "head": checked.head, "counts": checked.counts, "authentic": checked.key is not None,
+            "warnings": checked.warnings,
         }  # fmt: skip
 
     def restore(
@@ -113,7 +114,7 @@ class Backups:
         replace: bool = False,
         progress: Progress = _no_progress,
     ) -> dict[str, Any]:
-        """Restores a platform. Returns ``{home, counts, head, again, halted}``.
+        """Restores a platform. Returns ``{home, counts, head, again, halted, warnings}``.
 
         ``again`` and ``halted`` are the ids of the jobs that are queued again, or halted.
         """

@@ -120,5 +120,37 @@ def read_stored(document: Any, sources: Sequence[SourceId]) -> Stored:
     return [StoredPoint(seq, sources[at], Point(*rest)) for seq, at, *rest in document["points"]]
 
 
+class Continuous:
+    """The lines and points of one job, as long as their numbers follow one another from 1. Each kind has its own.
+
+    A store takes no others. Backups of earlier versions may lack some in between.
+    """
+
+    def __init__(self) -> None:
+        self._reached = {"lines": 0, "points": 0}
+        self.gaps: dict[str, int] = {}
+        """``lines`` or ``points`` -> the last number before the first gap."""
+
+    def part(self, document: Any) -> dict[str, list[Any]]:
+        """Returns a document of lines or of points without what follows a gap, of this document or an earlier one.
+
+        Raises TypeError, KeyError or IndexError if it is none.
+        """
+        kind = "lines" if "lines" in document else "points"
+        rows: list[Any] = document[kind]
+        for place, row in enumerate(rows):
+            if kind in self.gaps or row[0] != self._reached[kind] + 1:
+                self.gaps.setdefault(kind, self._reached[kind])
+                return {kind: rows[:place]}
+            self._reached[kind] += 1
+        return {kind: rows}
+
+    def warnings(self, job_id: str) -> list[str]:
+        return [
+            f"the backup lacks {kind} of job {job_id} after number {reached}; the rest of the job is in it"
+            for kind, reached in self.gaps.items()
+        ]
+
+
 def _source(source: SourceId) -> list[Any]:
     return [source.attempt, source.role, source.rank, source.run, source.source, source.generation]

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -34,7 +34,7 @@ from services.core.runtime.settings import Settings
 from services.core.use_cases.jobs import all_jobs
 from services.local.backup import restore_marker
 from services.local.backup.archive import HEAD, Entry, Reader, Refused, Void
-from services.local.backup.documents import documents, read_sources, read_stored
+from services.local.backup.documents import Continuous, documents, read_sources, read_stored
 from services.local.backup.jobs import as_restored
 from services.local.backup.keys import BackupKey
 from services.local.backup.saving import BOOTSTRAP, FORMAT, INSTALLATION, Progress
@@ -56,6 +56,8 @@ class Checked:
     head: dict[str, Any]
     counts: dict[str, int]
     key: BackupKey | None
+    warnings: list[str] = field(default_factory=list)
+    """What it lacks, a sentence each. It can be restored without that."""
 
 
 def check(path: Path, find_key: FindKey | None, *, progress: Progress) -> Checked:
@@ -71,6 +73,7 @@ def check(path: Path, find_key: FindKey | None, *, progress: Progress) -> Checke
 def _check(file: BinaryIO, size: int, find_key: FindKey | None, progress: Progress) -> Checked:
     reader, key = Reader(file), None
     head: dict[str, Any] = {}
+    job_id, numbers, warnings = "", Continuous(), list[str]()
     for entry in reader:
         if isinstance(entry, Void):
             continue
@@ -79,11 +82,30 @@ def _check(file: BinaryIO, size: int, find_key: FindKey | None, progress: Progre
             key = find_key(head.get("key", {})) if find_key is not None else None
         elif entry.name.startswith("secrets/") and key is not None:
             key.unseal(entry.name, entry.read())
+        elif entry.name.startswith("metrics/"):
+            if _job_of(entry) != job_id:
+                warnings += numbers.warnings(job_id)
+                job_id, numbers = _job_of(entry), Continuous()
+            _check_metrics(entry, numbers)
         for _ in entry.chunks():
             progress(reader.place, size)
     if key is not None and key.mac(reader.authenticated) != reader.end["mac"]:
         raise Refused("the backup is whole, but was not written with this key: it was changed")
-    return Checked(head, reader.end["counts"], key)
+    return Checked(head, reader.end["counts"], key, [*warnings, *numbers.warnings(job_id)])
+
+
+def _check_metrics(entry: Entry, numbers: Continuous) -> None:
+    try:
+        for document in documents(entry.name, entry.read()):
+            if "sources" not in document:
+                numbers.part(document)
+    except (TypeError, KeyError, IndexError) as error:
+        raise Refused(f"entry {entry.name} of the backup cannot be read: {error!r}") from None
+
+
+def _job_of(entry: Entry) -> str:
+    """The job of an entry of metrics."""
+    return entry.name.split("/")[1]
 
 
 def _read_head(entry: Entry) -> dict[str, Any]:
@@ -144,10 +166,11 @@ async def restore(
     over: bool,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Restores everything. Returns ``{counts, head, again, halted}``.
+    """Restores everything. Returns ``{counts, head, again, halted, warnings}``.
 
-    ``halted``: jobs that waited or ran are halted instead of queued. ``over``: what is there is removed first.
-    Raises Refused, before any change, for a damaged backup; Conflict if the platform runs or is not empty.
+    ``warnings``: what the backup lacks. ``halted``: jobs that waited or ran are halted instead of queued. ``over``:
+    what is there is removed first. Raises Refused, before any change, for a damaged backup; Conflict if the platform
+    runs or is not empty.
     """
     home = settings.installation
     with _opened_file(path) as (file, size):
@@ -167,7 +190,10 @@ async def restore(
                 restoring = Restoring(stores, checked.key, checked.head, halted=halted)
                 await restoring.run(Reader(file), lambda place: progress(place, size))
             restore_marker.end(home)
-    return {"counts": checked.counts, "head": checked.head, "again": restoring.queued, "halted": restoring.halted}
+    return {
+        "counts": checked.counts, "head": checked.head, "again": restoring.queued, "halted": restoring.halted,
+        "warnings": checked.warnings,
+    }  # fmt: skip
 
 
 async def _refuse_used(stores: Stores) -> None:
@@ -295,7 +321,7 @@ class Restoring:
 
     async def _metrics(self, first: Entry, entries: Iterator[Entry | Void]) -> Entry | Void | None:
         """Restores the metrics of one job, from all its entries. Returns the entry after them."""
-        job_id = first.name.split("/")[1]
+        job_id = _job_of(first)
         following: list[Entry | Void] = []
 
         def parts() -> Iterator[Any]:
@@ -326,6 +352,8 @@ async def _chunks(entry: Entry, on_chunk: Callable[[], None]) -> AsyncIterator[b
 
 
 async def _stored(parts: Iterator[Any], sources: list[SourceState]) -> AsyncIterator[Stored]:
-    ids = [state.source for state in sources]
+    """What follows a gap in the numbers is left out."""
+    ids, numbers = [state.source for state in sources], Continuous()
     for part in parts:
-        yield read_stored(part, ids)
+        if entries := read_stored(numbers.part(part), ids):
+            yield entries

@@ -28,7 +28,7 @@ from services.core.domain.codec import dump
 from services.core.domain.errors import Conflict, Internal, NotFound
 from services.core.domain.job import SCHEMA, Job
 from services.core.ports.job_store import JobQuery
-from services.core.ports.metric_store import LineQuery, PointQuery
+from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
 from services.core.ports.object_store import ObjectMeta
 from services.core.ports.secret_store import SecretStore
 from services.core.runtime.durable_files import sync_folder
@@ -246,6 +246,7 @@ class Saving:
             page = await store.lines(job_id, LineQuery(after_seq=reached, before_seq=extent.lines + 1), limit=_PAGE)
             if not page:
                 break  # the job's metrics were deleted meanwhile
+            self._check_continuous(job_id, "lines", page, reached)
             lines.add(lines_document(page, places))
             reached = page[-1].seq
             self._report_progress()
@@ -256,11 +257,20 @@ class Saving:
             points = await store.points(job_id, PointQuery(after_seq=reached, usage=True), limit=limit)
             if not points:
                 break
+            self._check_continuous(job_id, "points", points, reached)
             lines.add(points_document(points, places))
             reached = points[-1].seq
             self._report_progress()
         self.counts["points"] += reached
         lines.flush()
+
+    @staticmethod
+    def _check_continuous(
+        job_id: str, kind: str, page: Sequence[StoredLine] | Sequence[StoredPoint], after: int
+    ) -> None:
+        """Raises Internal if the page lacks some: what follows could not be restored."""
+        if [entry.seq for entry in page] != list(range(after + 1, after + 1 + len(page))):
+            raise Internal(f"{kind} of job {job_id} are missing in the store after number {after}")
 
     async def _all_objects(self) -> AsyncIterator[ObjectMeta]:
         after: str | None = None

@@ -97,12 +97,16 @@ def backup_command(call: Call, target: str, home: str | None, key: str | None, p
 
 def _verify(call: Call, source: str, key: str | None, passphrase: str | None) -> None:
     from weft._cli.local import platform, translated
+    from weft._cli.notices import warn
     from weft._cli.output import details, emit
     from weft._cli.progress import transfer_bar
 
     with translated(), transfer_bar("verify", shown=call.for_people) as on_bytes:
         answer = _with_times(platform().verify_backup(source, key=key, passphrase=passphrase, progress=on_bytes))
-    whole = "whole; as its key wrote it" if answer["authentic"] else "whole (its key is not here: secrets not opened)"
+    for warning in answer["warnings"]:
+        warn(warning)
+    whole = "incomplete" if answer["warnings"] else "whole"
+    whole += "; as its key wrote it" if answer["authentic"] else " (its key is not here: secrets not opened)"
     emit(
         call,
         answer,
@@ -133,7 +137,7 @@ def restore_command(
     """
     from weft._cli.homes import chosen_home, command_in
     from weft._cli.local import platform, translated
-    from weft._cli.notices import note
+    from weft._cli.notices import note, warn
     from weft._cli.output import details, emit
     from weft._cli.progress import transfer_bar
 
@@ -147,6 +151,8 @@ def restore_command(
             source, place, key=key, passphrase=typed, halted=halted, replace=replace, progress=on_bytes
         )
     answer = _with_times(restored)
+    for warning in answer["warnings"]:
+        warn(warning)
     if answer["again"]:
         many = len(answer["again"]) > 1
         note(
