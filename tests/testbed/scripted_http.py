@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,6 +20,8 @@ class Request:
     """With the query."""
     headers: Mapping[str, str]
     body: bytes
+    connection: tuple[str, int] = ("", 0)
+    """Address of the client's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,27 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.closed: list[tuple[str, int]] = []
+        """Connections that the server has closed, and the client had not: addresses of the client's end."""
+
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection."""
+        client: list[tuple[str, int]] = []
+        with suppress(OSError):  # the client has closed it
+            client.append(request.getpeername())
+        super().shutdown_request(request)
+        self.closed += client
+
 
 @dataclass(slots=True)
 class Scripted:
     url: str
     requests: list[Request]
     """All that were received, in order."""
+    closed: list[tuple[str, int]]
+    """Connections that the server has closed, and the client had not: addresses of the client's end."""
 
 
 @contextmanager
@@ -73,7 +90,7 @@ def scripted(answer: Callable[[Request, int], Answer]) -> Generator[Scripted, No
         def _answer(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            request = Request(self.command, self.path, headers, self.rfile.read(length))
+            request = Request(self.command, self.path, headers, self.rfile.read(length), self.client_address)
             requests.append(request)
             reply = answer(request, len(requests) - 1)
             self.send_response(reply.status)
@@ -94,7 +111,7 @@ def scripted(answer: Callable[[Request, int], Answer]) -> Generator[Scripted, No
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield Scripted(f"http://127.0.0.1:{server.server_address[1]}", requests)
+        yield Scripted(f"http://127.0.0.1:{server.server_address[1]}", requests, server.closed)
     finally:
         server.shutdown()
         thread.join()
