@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import APIResponse, Browser, Page, Route, expect
 
 from services.core.runtime.processes import ProcessIdentity
 from tests.testbed.browser import Visit, sign_in, visit
@@ -98,6 +98,27 @@ def test_a_job_is_watched_until_it_completes_while_its_curve_grows(open_visit: O
         expect(page.locator(".start-up-steps")).to_contain_text(label)
     page.get_by_role("tab", name="Events").click()
     expect(page.locator(".events tbody tr").first).to_contain_text("completed")
+
+
+def test_phases_are_whole_although_an_answer_arrives_after_newer_events(open_visit: Open, submit: Submit) -> None:
+    """The stream brought events while the answer was on its way: they were lost until the page was loaded anew."""
+    job = submit(STEPS, name="late-answer")
+    folder = state_folder(job)
+    visited = open_visit()
+    held: list[tuple[Route, APIResponse]] = []
+    visited.page.route("**/v1/jobs/*/history*", lambda route: held.append((route, route.fetch())))
+    with visited.page.expect_request("**/v1/jobs/*/history*"):
+        page = visited.open(f"/ui/jobs/{job.id}")
+    status(page, "processing")
+    assert held
+    for step in (1, 2, 3):
+        (folder / f"go-{step}").touch()
+    status(page, "completed")
+    expect(page.locator(".phases")).to_contain_text("Storing results")
+    for route, answer in held:
+        route.fulfill(response=answer)
+    expect(page.locator(".phases")).to_contain_text("Training")
+    expect(page.locator(".phases")).to_contain_text("Storing results")
 
 
 def test_a_job_is_halted_resumed_and_killed(open_visit: Open, submit: Submit) -> None:

@@ -1,6 +1,7 @@
 // What the screens read, as queries with their keys. Live events change the cached answers (jobs/list.ts, job/live.ts).
 import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
 import { client, dataOf, type Schemas } from "./client.ts";
+import type { Job, JobEvent } from "./types.ts";
 
 export const PAGE_SIZE = 100;
 
@@ -42,14 +43,28 @@ export const jobQuery = (id: string) =>
   queryOptions({
     queryKey: ["job", id],
     queryFn: async ({ signal }) => dataOf(await client.GET("/v1/jobs/{job_id}", { ...job_id(id), signal })),
+    structuralSharing: (known, next) => newer(known as Job | undefined, next as Job),
   });
+
+/** The later state of a job. An answer that was on its way may be older than what the live stream has brought since. */
+function newer(known: Job | undefined, next: Job): Job {
+  return known && known.updated > next.updated ? { ...next, ...known, ...(next.spec ? { spec: next.spec } : {}) } : next;
+}
 
 export const historyQuery = (id: string) =>
   queryOptions({
     queryKey: ["history", id],
     queryFn: async ({ signal }) =>
       dataOf(await client.GET("/v1/jobs/{job_id}/history", { ...job_id(id), signal })).events,
+    structuralSharing: (known, next) => together(known as JobEvent[] | undefined, next as JobEvent[]),
   });
+
+/** The events of both, in order: an answer that was on its way may lack those that the live stream has brought since. */
+function together(known: JobEvent[] | undefined, next: JobEvent[]): JobEvent[] {
+  const present = new Set(next.map((event) => event.seq));
+  const missing = (known ?? []).filter((event) => !present.has(event.seq));
+  return missing.length === 0 ? next : [...next, ...missing].sort((one, other) => one.seq - other.seq);
+}
 
 export const explainQuery = (id: string) =>
   queryOptions({

@@ -85,7 +85,7 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     },
     onHistory: (_, event) =>
       queries.setQueryData(historyQuery(id).queryKey, (now) =>
-        !now || now.some((other) => other.seq === event.seq) ? now : [...now, event],
+        now?.some((other) => other.seq === event.seq) ? now : [...(now ?? []), event],
       ),
     onPoints: (of, points) => {
       if (of !== id) return;
