@@ -27,6 +27,7 @@ from services.metrics.reports import Reports
 from services.metrics.rpc.intake import Intake
 from services.metrics.rpc.telemetry import Telemetry
 from services.metrics.settings import MetricsSettings
+from services.metrics.sharding import sharding
 from services.metrics.signing import Signing
 from services.metrics.wiring import connect, objects_for_pods
 
@@ -52,20 +53,25 @@ async def main(service: Service) -> None:
         control, ObjectCalls(signing, objects_for_pods(settings)),
     )  # fmt: skip
     pace = (notifier, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
-    telemetry = Telemetry(ports.store, attempts, heartbeats, Follower(*pace), Follower(*pace), instrumentation)
+    telemetry = Telemetry(
+        ports.store, attempts, heartbeats, Follower(*pace), Follower(*pace), instrumentation, ports.store
+    )
+    credential = own_identity.credential("metrics")
+    shards = await sharding(settings, ports.store, ports.clock, credential, instrumentation.moving)
+    intake, telemetry = shards.routed(intake, telemetry)
 
     def register(server: grpc.aio.Server) -> None:
         metrics_pb2_grpc.add_IntakeServicer_to_server(intake, server)
         metrics_pb2_grpc.add_TelemetryServicer_to_server(telemetry, server)
-        add_operations(server, quarantine)
+        metrics_pb2_grpc.add_ShardServicer_to_server(shards.servicer, server)
+        add_operations(server, quarantine, shards.quarantine_of_others)
 
     def register_for_learners(server: grpc.aio.Server) -> None:
         metrics_pb2_grpc.add_IntakeServicer_to_server(intake, server)
 
     quarantine = Quarantine(ports.clock.now_ms, prometheus_client.REGISTRY)
     membership = Membership("metrics", ports.status, ports.clock, settings)
-    server = await serve(settings.installation.address("metrics"), authenticating, register)
-    servers = [server]
+    servers = [await serve(settings.installation.address("metrics"), authenticating, register)]
     try:
         if (address := settings.learners_address) is not None:
             only_learners = await guard(settings, own_identity, services=False, learners=True)
@@ -73,8 +79,10 @@ async def main(service: Service) -> None:
         async with asyncio.TaskGroup() as group:
             damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)
             # Serving does not wait for membership: etcd may be away, and logs do not depend on it.
-            endless = (membership.start(), attempts.follow(), heartbeats.forget_old(), damaged_files)
-            tasks = [group.create_task(coroutine) for coroutine in endless]
+            background = (
+                membership.start(), attempts.follow(), heartbeats.forget_old(), damaged_files, shards.complete(),
+            )  # fmt: skip
+            tasks = [group.create_task(coroutine) for coroutine in background]
             service.started = True
             await service.stopping.wait()
             await asyncio.gather(*(server.stop(settings.metrics_drain_s) for server in servers))
@@ -83,7 +91,7 @@ async def main(service: Service) -> None:
     finally:
         await asyncio.gather(*(server.stop(0) for server in servers))
         await membership.leave()
-        await ends.close()
+        await asyncio.gather(ends.close(), shards.close())
         await ports.close()
 
 

@@ -26,3 +26,6 @@ class Instrumentation:
             "weft_metrics_reports", "Learners' reports: written, unchanged or stale", ["result"], registry=registry
         )
         self.learners = Gauge("weft_metrics_learners_seen", "Learners heard of in the last hour", registry=registry)
+        self.moving = Gauge(
+            "weft_metrics_jobs_to_move", "Jobs that this shard has still to fetch from another one", registry=registry
+        )

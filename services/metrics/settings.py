@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from services.core.domain.errors import InvalidRequest
+from services.core.domain.shards import MOST_SHARDS, Shards
 from services.core.runtime.address import TLS, Address, TlsFiles
 from services.core.runtime.settings import Settings
 
@@ -80,6 +81,37 @@ class MetricsSettings(Settings):
         gt=0,
         description="How long the last call and the progress of a silent job's learners are kept, in seconds.",
     )
+
+    metrics_shards: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_SHARDS,
+        description="Number of metrics services, of which each stores the jobs of one shard. All have the same value.",
+    )
+    metrics_shards_before: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SHARDS,
+        description="Number of shards before it was changed, until all jobs have moved. All have the same value.",
+    )
+    metrics_shard: int = Field(default=0, ge=0, lt=MOST_SHARDS, description="Number of this shard, from 0.")
+    metrics_shard_addresses: str = Field(
+        default="",
+        description="Address of a shard, `tls:host:port`, with `{}` for its number. Needed with several shards.",
+    )
+
+    @property
+    def shards(self) -> Shards:
+        """The numbers of shards."""
+        return Shards(self.metrics_shards, self.metrics_shards_before)
+
+    def shard_address(self, shard: int) -> Address:
+        """The address of another shard. Raises InvalidRequest if the setting has no place for its number."""
+        if "{}" not in self.metrics_shard_addresses:
+            raise InvalidRequest(
+                "WEFT_METRICS_SHARDS above 1 needs WEFT_METRICS_SHARD_ADDRESSES, e.g. tls:weft-metrics-{}:7000"
+            )
+        return Address(self.metrics_shard_addresses.replace("{}", str(shard)), self.installation.tls)
 
     @property
     def learners_address(self) -> Address | None:

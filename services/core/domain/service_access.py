@@ -27,7 +27,12 @@ CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
         "weft.v1.Queue": frozenset({"api"}),
     },
     "guardian": {**_OPERATIONS, "weft.v1.Control": frozenset({"api", "lcm", "worker"})},
-    "metrics": {**_OPERATIONS, "weft.v1.Telemetry": frozenset({"api", "guardian", "lcm"})},
+    # The shards of the metrics service call one another.
+    "metrics": {
+        "weft.v1.Operations": frozenset({"api", "metrics"}),
+        "weft.v1.Telemetry": frozenset({"api", "guardian", "lcm", "metrics"}),
+        "weft.v1.Shard": frozenset({"metrics"}),
+    },
     "node": {**_OPERATIONS, "weft.v1.Node": frozenset({"lcm", "guardian"})},
 }
 """Called service -> its gRPC service -> the services that may call it."""

@@ -8,7 +8,7 @@ and continues there. Offset, lines and points become durable together.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -224,6 +224,14 @@ class JobBounds:
     """Files of learners; a file that is replaced or truncated becomes another one."""
 
 
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """The next bytes of one of a job's files."""
+
+    name: str
+    data: bytes
+
+
 DEFAULT_BOUNDS: Final = JobBounds()
 Stored: TypeAlias = Sequence[StoredLine] | Sequence[StoredPoint]
 
@@ -321,6 +329,28 @@ class MetricStore(Protocol):
 
     async def delete(self, job_id: str) -> None:
         """Removes all that is stored of the job for good. No error where there is nothing."""
+        ...
+
+    async def job_ids(self) -> Sequence[str]:
+        """Returns the ids of all jobs of which anything is stored, in no order."""
+        ...
+
+    def files(self, job_id: str) -> AsyncGenerator[FilePart]:
+        """Yields the files of a job as they are, damaged ones too; each file's parts follow one another.
+
+        For another store of the same kind. The job must not be used meanwhile, nor have been used by this process.
+        """
+        ...
+
+    async def load_files(self, job_id: str, parts: AsyncIterable[FilePart]) -> None:
+        """Replaces all that is stored of the job by the files of another store, durably. As ``load`` otherwise.
+
+        Raises InvalidRequest for a name that is not that of a job's file.
+        """
+        ...
+
+    async def release(self, job_id: str) -> None:
+        """Removes the files of a job that another store has now. It is not deleted: it may be loaded again."""
         ...
 
     def damaged(self) -> Mapping[str, str]:

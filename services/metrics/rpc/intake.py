@@ -123,7 +123,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         desired = await self.control.read(learner)
         return pb.BeatReply(current=desired.current, go=desired.go, stop=_stop_message(desired.stop))
 
-    async def Control(self, request: pb.ControlRequest, context: Any) -> AsyncIterator[pb.ControlReply]:
+    async def Control(self, request: pb.ControlRequest, context: Any) -> AsyncGenerator[pb.ControlReply]:
         learner = calling_learner()
         with self.instrumentation.followers.labels("control").track_inprogress():
             async with aclosing(self.control.follow(learner)) as changes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -52,6 +52,18 @@ _MOST_NAMES: Final = 1_000
 log = structlog.get_logger()
 
 
+class ReadsColumns(Protocol):
+    """The part of MetricStore that statistics over jobs read."""
+
+    async def whole_column(
+        self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
+    ) -> Column | None: ...
+
+    async def column(
+        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
+    ) -> Column | None: ...
+
+
 @dataclass(frozen=True)
 class Telemetry(metrics_pb2_grpc.TelemetryServicer):
     store: MetricStore
@@ -60,6 +72,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
     line_follower: Follower[StoredLine]
     point_follower: Follower[StoredPoint]
     instrumentation: Instrumentation
+    columns: ReadsColumns
 
     async def Lines(self, request: pb.LinesRequest, context: Any) -> pb.LinesReply:
         page, stopped_at = await self._lines(request, request.after_seq)
@@ -67,7 +80,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
             lines=line_messages(page.entries), through_seq=page.through, stopped_at=stopped_at, more=page.full
         )
 
-    async def FollowLines(self, request: pb.LinesRequest, context: Any) -> AsyncIterator[pb.LinesReply]:
+    async def FollowLines(self, request: pb.LinesRequest, context: Any) -> AsyncGenerator[pb.LinesReply]:
         async def read(after: int) -> Page[StoredLine]:
             page, _stopped_at = await self._lines(request, after)
             request.ClearField("tail")  # applies to the first page only
@@ -98,7 +111,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         page = await self._points(request, request.after_seq)
         return pb.PointsReply(points=point_messages(page.entries), through_seq=page.through)
 
-    async def FollowPoints(self, request: pb.PointsRequest, context: Any) -> AsyncIterator[pb.PointsReply]:
+    async def FollowPoints(self, request: pb.PointsRequest, context: Any) -> AsyncGenerator[pb.PointsReply]:
         async def read(after: int) -> Page[StoredPoint]:
             return await self._points(request, after)
 
@@ -169,7 +182,9 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         statistics = Statistics(chosen_steps(longest, most))
         for job_id, column in columns.items():
             # A longer column has its steps only: the values at the chosen ones are read now.
-            read = column if column.values else await self.store.column(job_id, request.name, labels, statistics.steps)
+            read = (
+                column if column.values else await self.columns.column(job_id, request.name, labels, statistics.steps)
+            )
             if read is not None:
                 statistics.add(read)
         rows = statistics.rows()
@@ -185,7 +200,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         """Of the jobs that reported the metric with steps, in order; a few are read at a time."""
         for first in range(0, len(job_ids), _AT_A_TIME):
             some = job_ids[first : first + _AT_A_TIME]
-            reads = (self.store.whole_column(job_id, name, labels, most=most) for job_id in some)
+            reads = (self.columns.whole_column(job_id, name, labels, most=most) for job_id in some)
             for job_id, column in zip(some, await asyncio.gather(*reads), strict=True):
                 if column is not None and column.steps:
                     yield job_id, column

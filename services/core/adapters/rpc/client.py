@@ -116,14 +116,25 @@ class _StreamCredential(_Authorizing, grpc.aio.UnaryStreamClientInterceptor):
         return await self._tried_again(call, continuation, client_call_details, request)
 
 
-def connect(address: Address | str, credential: Credential) -> grpc.aio.Channel:
+def connect(address: Address | str, credential: Credential, *, server_name: str | None = None) -> grpc.aio.Channel:
     """A channel to an inner server, whose calls carry the credential. Connects at its first call.
 
-    Raises as ``dial``.
+    ``server_name``: the name in the server's certificate, if it is not that of the address. Raises as ``dial``.
     """
-    interceptors = (_UnaryCredential(credential), _StreamCredential(credential))
+    return _dial(address, server_name, _UnaryCredential(credential), _StreamCredential(credential))
+
+
+def connect_for_callers(address: Address | str, *, server_name: str | None = None) -> grpc.aio.Channel:
+    """As ``connect``, but each call must bring its credential: one that was received is handed on."""
+    return _dial(address, server_name)
+
+
+def _dial(
+    address: Address | str, server_name: str | None, *interceptors: grpc.aio.ClientInterceptor
+) -> grpc.aio.Channel:
+    options = OPTIONS if server_name is None else (*OPTIONS, ("grpc.ssl_target_name_override", server_name))
     return dial(
-        address if isinstance(address, Address) else Address(address), options=OPTIONS, interceptors=interceptors
+        address if isinstance(address, Address) else Address(address), options=options, interceptors=interceptors
     )
 
 

@@ -128,6 +128,10 @@ class OpenJobs:
         mark = self._root / FORGOTTEN / job_id
         mark.touch()
         sync_folder(mark.parent)
+        self.remove(job_id)
+
+    def remove(self, job_id: str) -> None:
+        """Removes a job's files, without a mark: the job may be loaded again. May be repeated."""
         entry = self._enter(job_id)
         try:
             entry.broken = True  # a running append completes; the next one is refused

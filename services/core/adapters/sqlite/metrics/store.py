@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from services.core.adapters.sqlite.metrics.tallies import (
     read_whole_column,
 )
 from services.core.adapters.sqlite.metrics.time_order import TimeOrderReader
+from services.core.adapters.sqlite.metrics.whole_files import FileWriter, read_files
 from services.core.adapters.sqlite.place import refuse_network
 from services.core.domain.errors import InvalidRequest, NoSpace, NotFound, Quarantined, TooLarge, Unavailable, WeftError
 from services.core.ports.metric_store import (
@@ -49,6 +50,7 @@ from services.core.ports.metric_store import (
     Batch,
     Column,
     Extent,
+    FilePart,
     JobBounds,
     LinePage,
     LineQuery,
@@ -321,6 +323,61 @@ class SqliteMetricStore:
             self._damaged.pop(job_id, None)
 
         await self._run(self._writers, forget)
+
+    async def job_ids(self) -> Sequence[str]:
+        def names() -> list[str]:
+            with os.scandir(self._root) as entries:
+                return [entry.name for entry in entries if _JOB.fullmatch(entry.name) and entry.is_dir()]
+
+        return await self._run(self._readers, names)
+
+    async def files(self, job_id: str) -> AsyncGenerator[FilePart]:
+        _check_job(job_id)
+        parts = read_files(self._root / job_id)
+        try:
+            while (part := await self._run(self._readers, next, parts, None)) is not None:
+                yield part
+        except OSError as error:
+            raise translated(error) from error
+        finally:
+            parts.close()
+
+    async def load_files(self, job_id: str, parts: AsyncIterable[FilePart]) -> None:
+        self._refuse_reading()
+        _check_job(job_id)
+        loading = self._root / f"{_LOADING}{job_id}"
+
+        def begin() -> FileWriter:
+            shutil.rmtree(loading, ignore_errors=True)
+            return FileWriter(loading)
+
+        try:
+            files = await self._run(self._writers, begin)
+            try:
+                async for part in parts:
+                    await self._run(self._writers, files.write, part)
+                await self._run(self._writers, files.finish)
+            finally:
+                files.close()
+            await self._run(self._writers, self._open.replace, job_id, loading)
+        except OSError as error:
+            raise translated(error) from error
+        finally:
+            await self._run(self._writers, lambda: shutil.rmtree(loading, ignore_errors=True))
+        self._damaged.pop(job_id, None)
+
+    async def release(self, job_id: str) -> None:
+        self._refuse_reading()
+
+        def remove() -> None:
+            _check_job(job_id)
+            try:
+                self._open.remove(job_id)
+            except OSError as error:
+                raise translated(error) from error
+            self._damaged.pop(job_id, None)
+
+        await self._run(self._writers, remove)
 
     def damaged(self) -> Mapping[str, str]:
         return dict(self._damaged)

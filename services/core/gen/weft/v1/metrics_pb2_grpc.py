@@ -975,3 +975,256 @@ class Telemetry:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class ShardStub:
+    """Between the shards of the metrics service (docs/adr/0026-shards-of-the-metrics-service.md).
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Describe = channel.unary_unary(
+                '/weft.v1.Shard/Describe',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.DescribeReply.FromString,
+                _registered_method=True)
+        self.ListMoving = channel.unary_stream(
+                '/weft.v1.Shard/ListMoving',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.ListMovingRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.ListMovingReply.FromString,
+                _registered_method=True)
+        self.ReadFiles = channel.unary_stream(
+                '/weft.v1.Shard/ReadFiles',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.ReadFilesRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.FileBytes.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/weft.v1.Shard/Release',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.ReleaseReply.FromString,
+                _registered_method=True)
+        self.ReadColumn = channel.unary_unary(
+                '/weft.v1.Shard/ReadColumn',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.ReadColumnRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.ReadColumnReply.FromString,
+                _registered_method=True)
+
+
+class ShardServicer:
+    """Between the shards of the metrics service (docs/adr/0026-shards-of-the-metrics-service.md).
+    """
+
+    def Describe(self, request, context):
+        """The numbers of shards with which the called one runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMoving(self, request, context):
+        """The jobs that the called shard stores and the calling one owns. Nothing is taken in for them there. UNAVAILABLE if
+        the two run with different numbers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFiles(self, request, context):
+        """The files of such a job, one after another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Removes such a job, which the calling shard has now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadColumn(self, request, context):
+        """Values of a metric of a job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ShardServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.DescribeRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.DescribeReply.SerializeToString,
+            ),
+            'ListMoving': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListMoving,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.ListMovingRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.ListMovingReply.SerializeToString,
+            ),
+            'ReadFiles': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFiles,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.ReadFilesRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.FileBytes.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.ReleaseRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.ReleaseReply.SerializeToString,
+            ),
+            'ReadColumn': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadColumn,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.ReadColumnRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.ReadColumnReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'weft.v1.Shard', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('weft.v1.Shard', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Shard:
+    """Between the shards of the metrics service (docs/adr/0026-shards-of-the-metrics-service.md).
+    """
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Shard/Describe',
+            weft_dot_v1_dot_metrics__pb2.DescribeRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMoving(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.v1.Shard/ListMoving',
+            weft_dot_v1_dot_metrics__pb2.ListMovingRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.ListMovingReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/weft.v1.Shard/ReadFiles',
+            weft_dot_v1_dot_metrics__pb2.ReadFilesRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.FileBytes.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Shard/Release',
+            weft_dot_v1_dot_metrics__pb2.ReleaseRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadColumn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Shard/ReadColumn',
+            weft_dot_v1_dot_metrics__pb2.ReadColumnRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.ReadColumnReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

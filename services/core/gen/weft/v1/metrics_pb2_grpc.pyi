@@ -336,3 +336,88 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         """Deletes all that is stored of a job."""
 
 def add_TelemetryServicer_to_server(servicer: TelemetryServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class ShardStub:
+    """Between the shards of the metrics service (docs/adr/0026-shards-of-the-metrics-service.md)."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> ShardAsyncStub: ...
+    Describe: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DescribeRequest, _metrics_pb2.DescribeReply]
+    """The numbers of shards with which the called one runs."""
+    ListMoving: _grpc.UnaryStreamMultiCallable[_metrics_pb2.ListMovingRequest, _metrics_pb2.ListMovingReply]
+    """The jobs that the called shard stores and the calling one owns. Nothing is taken in for them there. UNAVAILABLE if
+    the two run with different numbers.
+    """
+    ReadFiles: _grpc.UnaryStreamMultiCallable[_metrics_pb2.ReadFilesRequest, _metrics_pb2.FileBytes]
+    """The files of such a job, one after another."""
+    Release: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ReleaseRequest, _metrics_pb2.ReleaseReply]
+    """Removes such a job, which the calling shard has now."""
+    ReadColumn: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ReadColumnRequest, _metrics_pb2.ReadColumnReply]
+    """Values of a metric of a job."""
+
+@_typing.type_check_only
+class ShardAsyncStub(ShardStub):
+    """Between the shards of the metrics service (docs/adr/0026-shards-of-the-metrics-service.md)."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Describe: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DescribeRequest, _metrics_pb2.DescribeReply]  # type: ignore[assignment]
+    """The numbers of shards with which the called one runs."""
+    ListMoving: _aio.UnaryStreamMultiCallable[_metrics_pb2.ListMovingRequest, _metrics_pb2.ListMovingReply]  # type: ignore[assignment]
+    """The jobs that the called shard stores and the calling one owns. Nothing is taken in for them there. UNAVAILABLE if
+    the two run with different numbers.
+    """
+    ReadFiles: _aio.UnaryStreamMultiCallable[_metrics_pb2.ReadFilesRequest, _metrics_pb2.FileBytes]  # type: ignore[assignment]
+    """The files of such a job, one after another."""
+    Release: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ReleaseRequest, _metrics_pb2.ReleaseReply]  # type: ignore[assignment]
+    """Removes such a job, which the calling shard has now."""
+    ReadColumn: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ReadColumnRequest, _metrics_pb2.ReadColumnReply]  # type: ignore[assignment]
+    """Values of a metric of a job."""
+
+class ShardServicer(metaclass=_abc_1.ABCMeta):
+    """Between the shards of the metrics service (docs/adr/0026-shards-of-the-metrics-service.md)."""
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _metrics_pb2.DescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.DescribeReply, _abc.Awaitable[_metrics_pb2.DescribeReply]]:
+        """The numbers of shards with which the called one runs."""
+
+    @_abc_1.abstractmethod
+    def ListMoving(
+        self,
+        request: _metrics_pb2.ListMovingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_metrics_pb2.ListMovingReply], _abc.AsyncIterator[_metrics_pb2.ListMovingReply]]:
+        """The jobs that the called shard stores and the calling one owns. Nothing is taken in for them there. UNAVAILABLE if
+        the two run with different numbers.
+        """
+
+    @_abc_1.abstractmethod
+    def ReadFiles(
+        self,
+        request: _metrics_pb2.ReadFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_metrics_pb2.FileBytes], _abc.AsyncIterator[_metrics_pb2.FileBytes]]:
+        """The files of such a job, one after another."""
+
+    @_abc_1.abstractmethod
+    def Release(
+        self,
+        request: _metrics_pb2.ReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.ReleaseReply, _abc.Awaitable[_metrics_pb2.ReleaseReply]]:
+        """Removes such a job, which the calling shard has now."""
+
+    @_abc_1.abstractmethod
+    def ReadColumn(
+        self,
+        request: _metrics_pb2.ReadColumnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.ReadColumnReply, _abc.Awaitable[_metrics_pb2.ReadColumnReply]]:
+        """Values of a metric of a job."""
+
+def add_ShardServicer_to_server(servicer: ShardServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
