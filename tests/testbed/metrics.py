@@ -43,11 +43,19 @@ def job_id() -> str:
 class MetricsProcess:
     """Keeps its folder and its address over restarts."""
 
-    def __init__(self, root: Path, etcd_address: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        etcd_address: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        address: str | None = None,
+    ) -> None:
+        """``environment``: further settings. ``address``: one of its own if None."""
         self.home = Home(root / "home")
-        self._environment = {"WEFT_METRICS_KEEP_ALIVE_S": "0.5", **(environment or {})}
+        self.environment = {"WEFT_METRICS_KEEP_ALIVE_S": "0.5", **(environment or {})}
         self.log = root / "metrics.log"
-        self.address = free_address()
+        self.address = address or free_address()
         self._process: subprocess.Popen[bytes] | None = None
         (self.home / "run").mkdir(parents=True)
         identities.install(self.home.root)
@@ -59,7 +67,7 @@ class MetricsProcess:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "services.metrics"],
                 cwd=ROOT,
-                env={**os.environ, "WEFT_HOME": str(self.home.root), **self._environment},
+                env={**os.environ, "WEFT_HOME": str(self.home.root), **self.environment},
                 stderr=log,
             )
 
@@ -96,6 +104,51 @@ def running(root: Path, etcd_address: str, environment: Mapping[str, str] | None
         yield service
     finally:
         service.kill()
+
+
+class Shards:
+    """Metrics services, of which each has a shard of the jobs."""
+
+    def __init__(self, root: Path, etcd_address: str) -> None:
+        self._root, self._etcd = root, etcd_address
+        self._addresses = f"{free_address()}-{{}}"
+        self.services: list[MetricsProcess] = []
+
+    def start(self, count: int, before: int | None = None) -> None:
+        """Starts all again with these numbers; those that are new begin with an empty folder."""
+        self.kill()
+        for shard in range(max(count, before or 1)):
+            self.start_one(shard, count, before)
+
+    def start_one(self, shard: int, count: int, before: int | None = None) -> None:
+        while len(self.services) <= shard:
+            number = len(self.services)
+            place = self._root / f"shard-{number}"
+            self.services.append(MetricsProcess(place, self._etcd, address=self._addresses.format(number)))
+        service = self.services[shard]
+        service.environment |= {
+            "WEFT_METRICS_SHARDS": str(count),
+            "WEFT_METRICS_SHARD": str(shard),
+            "WEFT_METRICS_SHARD_ADDRESSES": self._addresses,
+        }
+        service.environment.pop("WEFT_METRICS_SHARDS_BEFORE", None)
+        if before is not None:
+            service.environment["WEFT_METRICS_SHARDS_BEFORE"] = str(before)
+        service.start()
+
+    def kill(self) -> None:
+        for service in self.services:
+            service.kill()
+
+    def jobs(self, shard: int) -> set[str]:
+        """Those that have a folder in the shard's store."""
+        folder = self.services[shard].home / "metrics"
+        return {path.name for path in folder.glob("[!.]*") if path.is_dir()}
+
+    def agreed(self, shard: int) -> Mapping[str, Any]:
+        """What its volume says; empty: nothing yet."""
+        path = self.services[shard].home / "metrics" / "shards.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 class Peer:
