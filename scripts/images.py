@@ -161,11 +161,12 @@ def revision() -> str:
 
 def wheels(requirements: Path, without: Sequence[str]) -> Path:
     """Returns a folder with the wheels of a lock, verified by their hashes; downloaded once for this machine."""
+    entries = for_base(requirements.read_text(), without)
 
     def download(folder: Path) -> None:
         say(f"downloading the packages of {requirements.name}")
         lock = folder / "requirements.txt"
-        lock.write_text(for_base(requirements.read_text(), without))
+        lock.write_text(entries)
         run(
             sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
             f"--python-version={_PYTHON}", "--implementation=cp", *_platforms(), f"--dest={folder}",
@@ -173,20 +174,22 @@ def wheels(requirements: Path, without: Sequence[str]) -> Path:
         )  # fmt: skip
         lock.unlink()
 
-    digest = hashlib.sha256(" ".join(sorted(without)).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(entries.encode()).hexdigest()[:8]
     return built(f"wheels-{digest}", [requirements], download)
 
 
 def for_base(lock: str, without: Sequence[str] = ()) -> str:
     """The entries of a lock that the base image installs, without their markers and without some packages.
 
-    pip would judge the markers by the Python that it runs on. An entry ends where a line is not continued.
+    pip would judge the markers by the Python that it runs on. The base may have any patch release: what the first or
+    the last one needs is kept. An entry ends where a line is not continued.
     """
     system = {
-        "python_version": _PYTHON, "python_full_version": f"{_PYTHON}.99", "sys_platform": "linux",
+        "python_version": _PYTHON, "sys_platform": "linux",
         "platform_system": "Linux", "os_name": "posix", "platform_machine": platform.machine(),
         "platform_python_implementation": "CPython", "implementation_name": "cpython",
     }  # fmt: skip
+    bases = [{**system, "python_full_version": f"{_PYTHON}.{patch}"} for patch in (0, 99)]
     kept: list[str] = []
     for entry in re.split(r"(?m)^(?=[a-z0-9])", lock):
         first, newline, rest = entry.partition("\n")
@@ -195,7 +198,7 @@ def for_base(lock: str, without: Sequence[str] = ()) -> str:
             continue
         if not semicolon:
             kept.append(entry)
-        elif Marker(marker.removesuffix("\\").strip()).evaluate(dict(system)):
+        elif any(Marker(marker.removesuffix("\\").strip()).evaluate(dict(base)) for base in bases):
             kept.append(f"{pinned}\\{newline}{rest}")
     return "".join(kept)
 

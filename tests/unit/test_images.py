@@ -129,3 +129,10 @@ def test_checksums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     assert text.splitlines()[0] == f"{hashlib.sha256(b'a').hexdigest()}  a.tar"
     done = subprocess.run(["sha256sum", "--check", "--status"], input=text, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0
+
+
+def test_image_has_what_only_early_patch_releases_of_python_need() -> None:
+    """Debian's Python 3.11.2 is a base as well: without this package redis could not be imported there."""
+    lock = "async-timeout==5.0.1 ; python_full_version < '3.11.3' \\\n    --hash=sha256:aa\n"
+    assert for_base(lock) == "async-timeout==5.0.1 \\\n    --hash=sha256:aa\n"
+    assert for_base("tomli==2.0 ; python_version < '3.11'\n") == ""
