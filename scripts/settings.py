@@ -41,6 +41,9 @@ SERVICES: tuple[tuple[str, type[Settings]], ...] = (
     ("node", NodeSettings),
 )
 HELPER = (
+    ("helper_drain_s", "`60`", "Seconds for which a learner's end waits for an unavailable metrics service."),
+    ("checkpoint_quiet_s", "`3`", "An entry of CHECKPOINT_DIR counts as saved once unchanged for so many seconds."),
+    ("checkpoint_every_s", "`10`", "Shortest pause between two snapshots of a learner's checkpoints, in seconds."),
     ("build_uid", "`69999`", "User id that environments are built under, if the platform runs as root; 0: as root."),
     ("data_paths", "", "Folders, separated by ':', that data stores of type local may name; empty: none."),
     ("http_allow", "", "Hosts and networks, separated by ',', that are not public and may serve data all the same."),

@@ -288,7 +288,7 @@ CASES: Final[dict[str, Case]] = {
         objects=a_priority, then=preempted,
     ),
     "deadline of the cluster": Case(
-        "DeadlineExceeded", ("active on the node longer", "limits how long pods run"), '"DeadlineExceeded"',
+        "PodDeadlineExceeded", ("active on the node longer", "limits how long pods run"), '"DeadlineExceeded"',
         alter=limited_in_time,
     ),
     "deletion": Case("LearnerLost", ("disappeared",), "gone", then=deleted_by_somebody),

@@ -22,6 +22,7 @@ from services.core.domain.errors import InvalidRequest, NotFound, Unavailable
 from services.core.ports.metric_store import (
     Batch,
     Extent,
+    FilePart,
     LinePage,
     LineQuery,
     LogLine,
@@ -518,3 +519,38 @@ async def test_searches_that_take_all_their_workers_do_not_delay_other_reads(
     assert await store.counts(JOB) == (1, 0)
     go_on.set()
     assert [len(lines) for lines in await asyncio.gather(*searches)] == [1] * 20
+
+
+async def test_the_files_of_a_job_make_the_same_job_in_another_store(store: MetricStore, tmp_path: Path) -> None:
+    await store.append(JOB, [log(0, "a", "b"), metrics(0, (1, 1.0), (2, 2.0))])
+    await store.append(OTHER, [log(0, "other")])
+    assert set(await store.job_ids()) == {JOB, OTHER}
+    await store.close()
+    store = await SqliteMetricStore.open(tmp_path / "metrics")  # the files of a job that this process has not used
+    copy = await SqliteMetricStore.open(tmp_path / "copy")
+    await copy.append(JOB, [log(0, "replaced")])
+    await copy.load_files(JOB, store.files(JOB))
+    assert await texts(copy) == ["a", "b"]
+    assert await copy.counts(JOB) == (2, 2)
+    assert await copy.append(JOB, [log(20, "c")]) == [30]
+    await store.release(JOB)
+    await store.release(JOB)
+    assert await store.job_ids() == [OTHER]
+    assert await texts(store) == []
+    assert await store.append(JOB, [log(0, "again")]) == [10], "it was not deleted"
+    for opened in (store, copy):
+        await opened.close()
+
+
+async def test_files_that_no_job_has_are_not_loaded(store: MetricStore, tmp_path: Path) -> None:
+    await store.append(JOB, [log(0, "kept")])
+
+    async def parts(name: str) -> AsyncGenerator[FilePart]:
+        yield FilePart("index.sqlite", b"x")
+        yield FilePart(name, b"x")
+
+    for name in ("../lock", "shards.json", "lines-1.seg/..", ""):
+        with pytest.raises(InvalidRequest):
+            await store.load_files(JOB, parts(name))
+    assert await texts(store) == ["kept"]
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics"}

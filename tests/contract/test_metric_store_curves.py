@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.adapters.sqlite.metrics.curves import MOST_POINTS
 from services.core.ports.metric_store import Batch, MetricStore, Point, PointQuery
 from tests.testbed.metric_batches import JOB, METRICS, WIDTH, curve, metrics
 
@@ -111,3 +113,14 @@ async def test_a_window_in_time_has_the_points_that_were_measured_in_it(store: M
     within = await store.points(JOB, PointQuery(since_ms=1_008))
     assert [stored.point.value for stored in within] == [8.0, 9.0]
     assert [stored.seq for stored in await store.points(JOB, PointQuery(from_step=5, to_step=7))] == [6, 8]
+
+
+async def test_a_thousand_learners_curves_together_are_no_more_than_one_reading_can_hold(store: MetricStore) -> None:
+    ranks = [replace(METRICS, rank=rank) for rank in range(1_000)]
+    for source in ranks:
+        await store.append(JOB, [metrics(0, *((step, float(step)) for step in range(300)), source=source)])
+    points = await store.series(JOB, PointQuery(max_points=100_000))
+    assert len(points) <= 1.5 * MOST_POINTS
+    assert {stored.source.rank for stored in points} == set(range(1_000)), "each curve is there, coarser"
+    one = await store.series(JOB, PointQuery(max_points=100_000, rank=7))
+    assert len(one) == 300, "a single curve is whole"

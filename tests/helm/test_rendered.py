@@ -44,6 +44,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
     ),
     "OpenShift": ("--set=security.uid=null",),
     "air-gapped": ("--set=images.registry=mirror.example:5000/weft,images.pullSecrets={mirror}",),
+    "shards of metrics": ("--set=metrics.shards=3,metrics.shardsBefore=5",),
     "without walls": (
         "--set=networkPolicy.enabled=false,scheduling.spread=false,metrics.persistence.storageClass=fast",
     ),
@@ -126,7 +127,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "/api/resources/limits/memory": ("api.resources.limits.memory", "1 GB"),
     "/api/podDisruptionBudget/maxUnavailable": ("api.podDisruptionBudget.maxUnavailable", "half"),
     "/lcm/replicas": ("lcm.replicas", "0"),
-    "/metrics/replicas": ("metrics.replicas", "3"),
+    "/metrics/shards": ("metrics.shards", "100"),
     "/metrics/persistence/size": ("metrics.persistence.size", "20 gigabytes"),
     "/worker/env/WEFT_LOG_LEVEL": ("worker.env.WEFT_LOG_LEVEL", "{a}"),
     "/learners/gang": ("learners.gang", "volcano"),
@@ -318,7 +319,8 @@ def test_every_selector_of_a_policy_a_budget_and_a_service_matches_a_pod(matrix:
             selector = spec.get("podSelector") or (
                 spec.get("selector") if entry["kind"] in {"Service", "PodDisruptionBudget"} else None
             )
-            wanted = (selector or {}).get("matchLabels", selector) or {}
+            wanted = dict((selector or {}).get("matchLabels", selector) or {})
+            wanted.pop("apps.kubernetes.io/pod-index", None)  # Kubernetes labels the pods of a StatefulSet itself
             assert any(wanted.items() <= pod_labels.items() for pod_labels in labels), (
                 combination,
                 entry["metadata"]["name"],
@@ -335,6 +337,34 @@ def test_policies_let_each_service_call_what_the_table_of_calls_permits(small: l
             for peer in rule["from"]
         }  # fmt: skip
         assert admitted == callers
+
+
+def test_browsers_may_sign_in_at_the_hosts_of_ingress_and_gateway(
+    small: list[Object], production: list[Object], matrix: dict[str, list[Object]]
+) -> None:
+    def hosts(documents: list[Object]) -> str | None:
+        (api,) = document_of(documents, "Deployment", "weft-api")["spec"]["template"]["spec"]["containers"]
+        return {entry["name"]: entry.get("value") for entry in api["env"]}.get("WEFT_DASHBOARD_HOSTS")
+
+    assert hosts(small) is None
+    ingress = document_of(production, "Ingress", "weft-api-rest")["spec"]["rules"][0]["host"]
+    assert hosts(production) == ingress
+    assert hosts(matrix["gateway and scheduler"]) == "weft.example"
+
+
+def test_each_shard_of_the_metrics_service_has_a_number_and_an_address(matrix: dict[str, list[Object]]) -> None:
+    documents = matrix["shards of metrics"]
+    metrics = document_of(documents, "StatefulSet", "weft-metrics")["spec"]
+    assert metrics["replicas"] == 5, "the former shards run until their jobs have moved"
+    (container,) = metrics["template"]["spec"]["containers"]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert (env["WEFT_METRICS_SHARDS"], env["WEFT_METRICS_SHARDS_BEFORE"]) == ("3", "5")
+    for shard in range(5):
+        host = env["WEFT_METRICS_SHARD_ADDRESSES"].replace("{}", str(shard)).removeprefix("tls:")
+        service = document_of(documents, "Service", host.partition(".")[0])["spec"]
+        assert service["selector"]["apps.kubernetes.io/pod-index"] == str(shard)
+        assert service["publishNotReadyAddresses"]
+        assert [port["port"] for port in service["ports"]] == [int(host.rpartition(":")[2])]
 
 
 def test_live_streams_pass_the_ingress_without_buffers_and_time_limits(

@@ -286,7 +286,7 @@ LOST = [
      "resource: cpu, requested: 1500, used: 1900, capacity: 2000")),
     ("NodeRefused", pod(phase="Failed", reason="UnexpectedAdmissionError", message="Pod was rejected: Allocate "
      "failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu")),
-    ("DeadlineExceeded", pod(phase="Failed", reason="DeadlineExceeded", message="Pod was active on the node longer "
+    ("PodDeadlineExceeded", pod(phase="Failed", reason="DeadlineExceeded", message="Pod was active on the node longer "
      "than the specified deadline")),
 ]  # fmt: skip
 

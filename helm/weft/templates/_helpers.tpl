@@ -136,6 +136,11 @@ capabilities: {drop: [ALL]}
 {{- toJson $names -}}
 {{- end -}}
 
+{{/* Number of the metrics service's pods: the former shards run until their jobs have moved. */}}
+{{- define "weft.metricsPods" -}}
+{{ max (int .Values.metrics.shards) (int .Values.metrics.shardsBefore) }}
+{{- end -}}
+
 {{/* Settings of all services. */}}
 {{- define "weft.env" -}}
 {{- $root := .root -}}
@@ -158,11 +163,23 @@ WEFT_S3_CREDENTIALS_FILE: /var/lib/weft/home/s3-credentials
 WEFT_CLUSTER: kubernetes
 {{- if eq .name "api" }}
 WEFT_MASTER_KEY_FILE: /etc/weft/keys/master-key
+{{- $hosts := list }}
+{{- range list $root.Values.ingress $root.Values.gateway }}
+{{- if and .enabled .host }}{{ $hosts = append $hosts .host }}{{ end }}
+{{- end }}
+{{- with $hosts }}
+WEFT_DASHBOARD_HOSTS: {{ uniq . | join "," | quote }}
+{{- end }}
 {{- end }}
 {{- if eq .name "metrics" }}
 WEFT_METRICS_LEARNERS_LISTEN: 0.0.0.0:7002
 WEFT_METRICS_LEARNERS_CERTIFICATE_FILE: /etc/weft/tls/tls.crt
 WEFT_METRICS_LEARNERS_KEY_FILE: /etc/weft/tls/tls.key
+WEFT_METRICS_SHARDS: {{ $root.Values.metrics.shards }}
+{{- with $root.Values.metrics.shardsBefore }}
+WEFT_METRICS_SHARDS_BEFORE: {{ . }}
+{{- end }}
+WEFT_METRICS_SHARD_ADDRESSES: tls:{{ include "weft.host" (dict "root" $root "name" "metrics-{}") }}:7000
 {{- end }}
 {{- if has .name (list "api" "lcm" "guardian") }}
 WEFT_KUBERNETES_HELPER_IMAGE: {{ include "weft.image" (dict "root" $root "name" "helper") }}

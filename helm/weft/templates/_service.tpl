@@ -37,6 +37,9 @@ spec:
         {{- end }}
         {{- if eq $name "metrics" }}
         - {name: WEFT_POD_METRICS_FOLDER, value: /data/metrics}
+        - name: WEFT_METRICS_SHARD
+          valueFrom:
+            fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}
         {{- end }}
       volumeMounts: &mounts
         - {name: home, mountPath: /var/lib/weft}

@@ -138,7 +138,7 @@ class HeldObject(Answer):
     """Stored data that cannot be read. It is left alone until an operator repairs it."""
 
     service: Annotated[str, doc("Service that found it.")]
-    kind: Annotated[str, doc("job, status, learner, metrics, record or spool.")]
+    kind: Annotated[str, doc("job, status, learner, metrics or record.")]
     place: Annotated[str, doc("Where it is stored: a job's id, a key of the status store, a path.")]
     reason: Annotated[str, doc("What is wrong with it.")]
     since: Annotated[Time, doc("When the service first found it damaged.")]

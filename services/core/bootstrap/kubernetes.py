@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -18,7 +19,7 @@ from services.core.domain.errors import InvalidRequest
 from services.core.frameworks.images import LibraryImages
 from services.core.ports.guardian_launcher import GuardianLauncher
 from services.core.ports.status_store import StatusStore
-from services.core.runtime.kubernetes_settings import KubernetesSettings
+from services.core.runtime.kubernetes_settings import HELPER_SETTINGS, KubernetesSettings
 from services.core.runtime.settings import Settings
 
 
@@ -114,6 +115,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         guardian_namespace=kubernetes.guardian_namespace if kubernetes.guardian_launcher == "job" else "",
         entry_script=files("services.core.adapters.kubernetes").joinpath("entry.sh").read_text(),
         addresses={},
+        helper_variables={name: os.environ[name] for name in HELPER_SETTINGS if name in os.environ},
         gang=None if kubernetes.gang == "auto" else GangMethod(kubernetes.gang),
         kueue_queue=kubernetes.kueue_queue,
         gpu_resource=kubernetes.gpu_resource,

@@ -154,7 +154,8 @@ class PointQuery:
     until_ms: int | None = None
     """Only points of this time (Unix ms) or earlier."""
     max_points: int | None = None
-    """Reduces each series to about so many points, keeping minima, maxima, the first and the last step."""
+    """Reduces each series to about so many points, keeping minima, maxima, the first and the last step. To fewer if
+    there are so many series that they would have more than about 100,000 points together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ They are loaded from the environment (``WEFT_KUBERNETES_<FIELD>``). Mappings and
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,6 +14,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.core.domain.units import parse_bytes
 
 Priority = Literal["low", "normal", "high"]
+
+
+HELPER_SETTINGS: Final = (
+    "WEFT_HTTP_ALLOW", "WEFT_HTTP_MAX_BYTES", "WEFT_HELPER_DRAIN_S", "WEFT_CHECKPOINT_QUIET_S",
+    "WEFT_CHECKPOINT_EVERY_S",
+)  # fmt: skip
+"""Settings of helpers (``services.helper.settings``) that those in pods get from the service that makes the pods."""
 
 
 class KubernetesSettings(BaseSettings):

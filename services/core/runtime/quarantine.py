@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 from prometheus_client import CollectorRegistry, Gauge
 
-JOB, STATUS, LEARNER, METRICS, RECORD, SPOOL = "job", "status", "learner", "metrics", "record", "spool"
+JOB, STATUS, LEARNER, METRICS, RECORD = "job", "status", "learner", "metrics", "record"
 FOLDER: Final = "folder"
 ADVICE: Final = {
     JOB: "repair its document in the job store, or restore it from a backup; the job continues by itself then",
@@ -26,7 +26,6 @@ ADVICE: Final = {
     METRICS: "its job continues without stored lines and points; restore its folder below metrics/ from a backup",
     RECORD: "restore it from a backup, or create it again (a key: POST /v1/keys)",
     FOLDER: "unmount what is mounted in it (findmnt), or remove it by hand; the node agent tries again by itself",
-    SPOOL: "nothing to do: its readable part was sent, the rest is counted as lost",
 }
 """Kind -> the default advice."""
 _MAX_ENTRIES: Final = 10_000

@@ -23,6 +23,8 @@ from services.metrics.heartbeats import Fetching
 
 PAGE_BYTES: Final = 3 * 2**20
 """Characters in one reply: at four bytes each, a reply stays below the client's message limit."""
+AGGREGATES_BYTES: Final = 8 * 2**20
+"""Bytes of all aggregates in one reply: half of the client's message limit."""
 _ENTRY_BYTES: Final = 64
 """Size of an entry besides its text."""
 
@@ -160,3 +162,20 @@ def line_size(stored: StoredLine) -> int:
 def point_size(stored: StoredPoint) -> int:
     point = stored.point
     return _ENTRY_BYTES + len(point.name) + sum(len(key) + len(value) for key, value in point.context.items())
+
+
+def bounded_aggregates(jobs: Iterable[pb.JobAggregates], number: int) -> pb.AggregatesReply:
+    """A reply in which each of ``number`` jobs has the first of its aggregates that fit into its share of the bytes."""
+    share = AGGREGATES_BYTES // max(1, number)
+    reply = pb.AggregatesReply()
+    for job in jobs:
+        room = share
+        kept: list[pb.Aggregate] = []
+        for aggregate in job.aggregates:
+            room -= aggregate.ByteSize()
+            if room < 0:
+                break
+            kept.append(aggregate)
+        if kept:
+            reply.jobs.add(job_id=job.job_id, aggregates=kept)
+    return reply

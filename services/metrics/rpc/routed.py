@@ -17,6 +17,7 @@ from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.ports.metric_store import Column, MetricStore
 from services.core.runtime.quarantine import QuarantineEntry
 from services.metrics.rpc.intake import Intake, calling_learner
+from services.metrics.rpc.messages import bounded_aggregates
 from services.metrics.rpc.telemetry import Telemetry
 from services.metrics.shards.routing import Routing, is_forwarded
 from services.metrics.shards.siblings import FORWARDED, Sibling
@@ -181,7 +182,7 @@ class RoutedTelemetry(Telemetry):
                 for owner, ids in parts
             )
         )
-        return pb.AggregatesReply(jobs=[job for answer in answers for job in answer.jobs])
+        return bounded_aggregates((job for answer in answers for job in answer.jobs), len(request.job_ids))
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressReply:
         """A shard that does not answer in time is left out: lists show what is there."""

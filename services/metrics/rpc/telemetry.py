@@ -23,6 +23,7 @@ from services.metrics.rpc.messages import (
     PAGE_BYTES,
     Stored,
     aggregate_message,
+    bounded_aggregates,
     fetching_message,
     line_messages,
     line_query,
@@ -129,7 +130,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
 
     async def Series(self, request: pb.PointsRequest, context: Any) -> pb.PointsReply:
         query = point_query(request)
-        most = query.max_points or _CURVE_POINTS
+        most = min(query.max_points or _CURVE_POINTS, _MOST_POINTS)
         points = await self.store.series(request.job_id, replace(query, max_points=most))
         while sum(map(point_size, points)) > PAGE_BYTES and most > 1:
             most //= 2  # too many curves for one reply: make each coarser
@@ -154,14 +155,13 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         )  # fmt: skip
 
     async def Aggregates(self, request: pb.AggregatesRequest, context: Any) -> pb.AggregatesReply:
-        reply = pb.AggregatesReply()
+        jobs: list[pb.JobAggregates] = []
         for job_id in request.job_ids[:_MOST_JOBS]:
             with contextlib.suppress(Quarantined):  # its damage is reported elsewhere, and harms no other job
                 aggregates = await self.store.aggregates(job_id, request.names)
-                messages = [aggregate_message(aggregate) for aggregate in aggregates[:_MOST_NAMES]]
-                if messages:
-                    reply.jobs.add(job_id=job_id, aggregates=messages)
-        return reply
+                messages = map(aggregate_message, aggregates[:_MOST_NAMES])
+                jobs.append(pb.JobAggregates(job_id=job_id, aggregates=messages))
+        return bounded_aggregates(jobs, len(jobs))
 
     async def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressReply:
         reply = pb.ProgressReply()

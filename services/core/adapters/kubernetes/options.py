@@ -33,6 +33,8 @@ class KubernetesOptions:
     """Service -> address, as pods reach it."""
     authority: str = ""
     """PEM text of the installation's authority; empty: services are reached without TLS."""
+    helper_variables: Mapping[str, str] = field(default_factory=dict)
+    """The operator's settings for helpers."""
     library_images: LibraryImages = field(default_factory=LibraryImages)
     """Of the framework library."""
     images: tuple[str, ...] = ()

@@ -188,6 +188,7 @@ def _helper(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions)
         "env": [
             {"name": layout.LEARNER_VARIABLE, "value": learner.name},
             {"name": layout.RUN_VARIABLE, "value": str(learner.run)},
+            *({"name": name, "value": value.replace("$", "$$")} for name, value in options.helper_variables.items()),
         ],
         "resources": {"requests": size, "limits": size},
         "securityContext": _container_security(),

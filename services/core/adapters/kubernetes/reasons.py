@@ -31,7 +31,7 @@ class PodReason(StrEnum):
     DISK_EXCEEDED = "DiskExceeded"
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    POD_DEADLINE = "PodDeadlineExceeded"
 
 
 ADVICE: Final[Mapping[PodReason, str]] = {
@@ -46,7 +46,7 @@ ADVICE: Final[Mapping[PodReason, str]] = {
     PodReason.DISK_EXCEEDED: "write less, or remove files while it trains; the bound is WEFT_KUBERNETES_SCRATCH",
     PodReason.PREEMPTED: "it is tried again; a job of higher priority needed the place",
     PodReason.NODE_LOST: "it is tried again on another node, from its last checkpoint",
-    PodReason.DEADLINE_EXCEEDED: "the cluster limits how long pods run: tell the operator",
+    PodReason.POD_DEADLINE: "the cluster limits how long pods run: tell the operator",
 }
 
 
@@ -93,7 +93,7 @@ _EVENTS: Final[Mapping[str, PodReason]] = {
 _ENDED: Final[Mapping[str, PodReason]] = {
     "Evicted": PodReason.EVICTED,
     "NodeLost": PodReason.NODE_LOST,
-    "DeadlineExceeded": PodReason.DEADLINE_EXCEEDED,
+    "DeadlineExceeded": PodReason.POD_DEADLINE,
     "Terminated": PodReason.NODE_LOST,
     "NodeShutdown": PodReason.NODE_LOST,
     "Shutdown": PodReason.NODE_LOST,

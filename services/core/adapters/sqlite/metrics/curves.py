@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import apsw
@@ -21,6 +22,8 @@ from services.core.adapters.sqlite.metrics.pyramid import bounds_of, thin
 from services.core.adapters.sqlite.metrics.tallies import NAMED, named
 from services.core.ports.metric_store import Point, PointQuery, SourceId, StoredPoint
 
+MOST_POINTS: Final = 100_000
+"""Of all thinned curves of a reading together: each point takes about 400 bytes."""
 SOURCES: Final = "SELECT id, attempt, role, rank, run, source, generation FROM sources"
 _COLUMNS: Final = "p.seq, p.series, p.source, p.offset, p.time_ms, p.step, p.value"
 _WINDOW: Final = {
@@ -80,6 +83,8 @@ class PointReader:
         if attempt is None:
             return []
         chosen = self._chosen(query, attempt)
+        if query.max_points is not None and chosen:
+            query = replace(query, max_points=min(query.max_points, max(1, MOST_POINTS // len(chosen))))
         rows = [row for series in chosen for row in self._curve(series, query)]
         return list(self._stored(rows, chosen))
 

@@ -66,7 +66,7 @@ class Held(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """job, status, learner, metrics, record or spool."""
+    """job, status, learner, metrics or record."""
     place: _builtins.str
     """Where it is stored: a job's id, a key of the status store, a path."""
     reason: _builtins.str

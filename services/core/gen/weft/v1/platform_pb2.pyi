@@ -434,7 +434,7 @@ class HeldObject(_message.Message):
     service: _builtins.str
     """Service that found it."""
     kind: _builtins.str
-    """job, status, learner, metrics, record or spool."""
+    """job, status, learner, metrics or record."""
     place: _builtins.str
     """Where it is stored: a job's id, a key of the status store, a path."""
     reason: _builtins.str
