@@ -122,5 +122,5 @@ async def test_a_thousand_learners_curves_together_are_no_more_than_one_reading_
     points = await store.series(JOB, PointQuery(max_points=100_000))
     assert len(points) <= 1.5 * MOST_POINTS
     assert {stored.source.rank for stored in points} == set(range(1_000)), "each curve is there, coarser"
-    one = await store.series(JOB, PointQuery(max_points=100_000, rank=7))
-    assert len(one) == 300, "a single curve is whole"
+    single = await store.series(JOB, PointQuery(max_points=100_000, rank=7))
+    assert len(single) == 300, "a single curve is whole"

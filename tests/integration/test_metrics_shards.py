@@ -102,16 +102,16 @@ async def test_a_follower_at_another_shard_sees_lines_as_they_are_stored(
     await learner.append(learner.lines(0, ["before"]))
     assert await follower.lines(job) == ["before"]
     stream = follower.stream("FollowLines", pb.LinesRequest(job_id=job))
-    seen: list[str] = []
+    lines: list[str] = []
 
     async def follow() -> None:
         async for reply in stream:
-            seen.extend(stored.line.text for stored in reply.lines)
+            lines.extend(stored.line.text for stored in reply.lines)
 
     following = asyncio.create_task(follow())
-    await until(lambda: seen == ["before"])
+    await until(lambda: lines == ["before"])
     await learner.append(learner.lines(1, ["after"]))
-    await until(lambda: seen == ["before", "after"])
+    await until(lambda: lines == ["before", "after"])
     shards.services[0].kill()
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await following

@@ -16,6 +16,7 @@ from services.core.adapters.kubernetes import manifests, names, objects, pods, r
 from services.core.adapters.kubernetes.observed import is_gated
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image
+from services.core.bootstrap import kubernetes
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS
@@ -23,7 +24,9 @@ from services.core.formats import stored_plan
 from services.core.frameworks import find
 from services.core.frameworks.images import LibraryImages
 from services.core.runtime import pod_layout as layout
+from services.core.runtime.kubernetes_settings import HELPER_SETTINGS, KubernetesSettings
 from services.core.strategies.registry import with_variables
+from services.helper.settings import HelperSettings, load_settings
 
 Document = Mapping[str, Any]
 OPTIONS = KubernetesOptions(
@@ -178,6 +181,19 @@ def test_owner_holds_the_plan_that_the_helper_reads() -> None:
     stored = stored_plan.read(json.loads(files["plan.json"]), "worker-1")
     assert stored.learner == replace(attempt.learners[1], token="", node="")
     assert json.loads(files["addresses.json"]) == {"metrics": "tls:10.0.0.1:7001"}
+
+
+def test_helpers_in_pods_have_the_operators_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_HTTP_ALLOW", "10.0.0.0/8,$(HOME)")
+    monkeypatch.setenv("WEFT_KUBERNETES_HELPER_IMAGE", "h")
+    monkeypatch.setenv("WEFT_METRICS_OPEN_JOBS", "5")
+    options = kubernetes._options(KubernetesSettings(), "h")
+    pod = pods.pod(plan(), plan().learners[0], options, UID, gang=GangMethod.GATES)
+    (helper,) = pod["spec"]["initContainers"]
+    variables = {entry["name"]: entry["value"] for entry in helper["env"]}
+    assert variables["WEFT_HTTP_ALLOW"] == "10.0.0.0/8,$$(HOME)", "the kubelet does not expand it"
+    assert "WEFT_METRICS_OPEN_JOBS" not in variables
+    assert [name for name in HELPER_SETTINGS if load_settings({name: "7"}) == HelperSettings()] == []
 
 
 def test_activation_applies_to_the_state_that_was_seen_only() -> None:
