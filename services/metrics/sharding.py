@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from prometheus_client import Gauge
@@ -38,10 +38,10 @@ class Sharding:
         """The same, which forward calls of other shards' jobs."""
         if not self.siblings:
             return intake, telemetry
-        columns = RoutedColumns(telemetry.store, self.routing)
+        over_all = replace(telemetry, columns=RoutedColumns(telemetry.store, self.routing))
         return (
             RoutedIntake(**_fields(intake), routing=self.routing),
-            RoutedTelemetry(**_fields(telemetry) | {"columns": columns}, routing=self.routing),
+            RoutedTelemetry(**_fields(over_all), routing=self.routing),
         )
 
     @property

@@ -235,6 +235,12 @@ class Writer:
         self._stopping = True
 
 
+async def all_write(writers: Sequence[Writer]) -> None:
+    """Waits until each has written something more."""
+    before = [writer.written for writer in writers]
+    await until(lambda: all(writer.written > lines for writer, lines in zip(writers, before, strict=True)))
+
+
 async def moved(shards: Shards, numbers: range) -> None:
     """Waits until every job is where it belongs."""
     await until(lambda: all(shards.agreed(shard).get("moved") for shard in numbers))
@@ -267,11 +273,9 @@ async def test_no_line_is_lost_or_doubled_while_the_number_of_shards_changes(
         for writer in writers:
             running.create_task(writer.run())
         for count, before in ((3, 1), (2, 3)):
-            written = [writer.written for writer in writers]
-            await until(lambda before=written: all(w.written > n for w, n in zip(writers, before, strict=True)))
+            await all_write(writers)
             await change(shards, count, before)
-        written = [writer.written for writer in writers]
-        await until(lambda: all(w.written > n for w, n in zip(writers, written, strict=True)))
+        await all_write(writers)
         for writer in writers:
             writer.stop()
     for writer in writers:

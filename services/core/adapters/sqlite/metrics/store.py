@@ -334,8 +334,12 @@ class SqliteMetricStore:
     async def files(self, job_id: str) -> AsyncGenerator[FilePart]:
         _check_job(job_id)
         parts = read_files(self._root / job_id)
+
+        def following() -> FilePart | None:
+            return next(parts, None)
+
         try:
-            while (part := await self._run(self._readers, next, parts, None)) is not None:
+            while (part := await self._run(self._readers, following)) is not None:
                 yield part
         except OSError as error:
             raise translated(error) from error
