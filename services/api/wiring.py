@@ -99,6 +99,10 @@ async def open_services(
         sweeping_sessions = asyncio.create_task(sessions.keep_swept(every_s=_SWEEP_S))
         closing.callback(sweeping_sessions.cancel)
         instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
+        searches = SearchBudget(
+            clock, window_s=settings.tenant_search_s, share=settings.tenant_search_share,
+            at_a_time=settings.tenant_searches,
+        )  # fmt: skip
         watcher = Watcher(store, every_s=settings.follow_poll_s, render=listed)
         platform = Platform(
             store,
@@ -132,15 +136,10 @@ async def open_services(
                 ),
                 uploads=uploads,
                 storage_bound=storage_bound,
-                searches=SearchBudget(
-                    clock,
-                    window_s=settings.tenant_search_s,
-                    share=settings.tenant_search_share,
-                    at_a_time=settings.tenant_searches,
-                ),
+                searches=searches,
                 artifacts=Artifacts(objects, instrumentation),
                 telemetry=telemetry,
-                following=Following(store, telemetry, watcher),
+                following=Following(store, telemetry, watcher, searches),
                 watcher=watcher,
                 platform=platform,
                 storage=Storage(objects, clock),
