@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 from services.core.domain.checkpoint import (
     INDEX,
@@ -66,6 +67,8 @@ class CheckpointFiles:
         self._cache: OrderedDict[tuple[str, str], tuple[int, Sequence[SavedFile]]] = OrderedDict()
         """(key of a manifest, etag) -> its bytes, as they are counted, and its files by path."""
         self._cached_bytes = 0
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant: one that lists the same files a hundred times at once has one manifest in memory, read once."""
 
     async def is_index(self, base: str, path: str) -> bool:
         """Whether this is an index, which is no file of the learner. ``base``: the beginning of the job's keys."""
@@ -117,22 +120,26 @@ class CheckpointFiles:
         meta = await self._objects.head(key)
         if meta is None:
             return None
-        cached = self._cache.get((key, meta.etag))
-        if cached is not None:
-            self._cache.move_to_end((key, meta.etag))
-            return cached[1]
-        try:
-            content = await self._read(key)
-        except NotFound:
-            return None
-        files, size = await asyncio.to_thread(_parsed, content), len(content) + _ENTRY_BYTES
-        if size <= _CACHED_BYTES and (key, meta.etag) not in self._cache:
-            self._cache[key, meta.etag] = size, files
+        async with self._reading.setdefault(key.split("/")[1], asyncio.Lock()):
+            cached = self._cache.get((key, meta.etag))
+            if cached is not None:
+                self._cache.move_to_end((key, meta.etag))
+                return cached[1]
+            try:
+                content = await self._read(key)
+            except NotFound:
+                return None
+            files = await asyncio.to_thread(_parsed, content)
+            self._keep((key, meta.etag), len(content) + _ENTRY_BYTES, files)
+            return files
+
+    def _keep(self, entry: tuple[str, str], size: int, files: Sequence[SavedFile]) -> None:
+        if size <= _CACHED_BYTES:
+            self._cache[entry] = size, files
             self._cached_bytes += size
             while self._cached_bytes > _CACHED_BYTES:
                 _, (removed, _) = self._cache.popitem(last=False)
                 self._cached_bytes -= removed
-        return files
 
     async def _read(self, key: str) -> bytes:
         return b"".join([chunk async for chunk in self._objects.get(key)])

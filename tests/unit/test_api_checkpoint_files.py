@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hashlib
 import json
@@ -144,3 +145,18 @@ async def test_lists_of_checkpoints_with_many_files_do_not_fill_the_memory(
     assert files_in_memory() - before <= 100_000 / 100
     monkeypatch.setattr(checkpoint_files, "_CACHED_BYTES", 10_000)
     assert len(await stored.paths(limit=100)) == 8 * 200
+
+
+async def test_a_hundred_lists_at_once_read_a_manifest_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stored.snapshots("worker-0", {f"{number:03}.pt": "x" for number in range(200)})
+    read: list[str] = []
+    get = stored.objects.get
+
+    def counted(key: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        read.append(key)
+        return get(key, start=start, end=end)
+
+    monkeypatch.setattr(stored.objects, "get", counted)
+    pages = await asyncio.gather(*(stored.paths() for _ in range(100)))
+    assert {len(paths) for paths in pages} == {200}
+    assert sum(key.endswith("/1.json") for key in read) == 1
