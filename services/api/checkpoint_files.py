@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 from services.core.domain.checkpoint import (
     INDEX,
@@ -30,8 +31,12 @@ from services.core.ports.object_store import ObjectMeta, ObjectStore
 _FOLDER: Final = re.compile(r"(attempts/[1-9][0-9]{0,8}/checkpoints/[^/]+)/")
 _OBJECT: Final = re.compile(r"[0-9a-f]{64}|[1-9][0-9]*\.json")
 """Names of objects and manifests below a learner's folder."""
-_CACHED: Final = 8
-"""Snapshots whose files are kept in memory: a list of many files is read in many pages."""
+_CACHED_BYTES: Final = 32 * 2**20
+"""Bytes of the manifests whose files are kept in memory: a list of many files is read in many pages. That is 200,000
+files, which take a few times this; a larger manifest is read again for each page.
+"""
+_ENTRY_BYTES: Final = 4096
+"""What a manifest counts besides its bytes, so that small ones are bounded as well."""
 _RACES: Final = 3
 """Reads of an index whose newest snapshot is replaced meanwhile."""
 
@@ -59,8 +64,11 @@ def is_document(path: str) -> bool:
 class CheckpointFiles:
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self._cache: OrderedDict[tuple[str, str], Sequence[SavedFile]] = OrderedDict()
-        """(key of a manifest, etag) -> its files by path."""
+        self._cache: OrderedDict[tuple[str, str], tuple[int, Sequence[SavedFile]]] = OrderedDict()
+        """(key of a manifest, etag) -> its bytes, as they are counted, and its files by path."""
+        self._cached_bytes = 0
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By tenant: one that lists the same files a hundred times at once has one manifest in memory, read once."""
 
     async def is_index(self, base: str, path: str) -> bool:
         """Whether this is an index, which is no file of the learner. ``base``: the beginning of the job's keys."""
@@ -112,16 +120,26 @@ class CheckpointFiles:
         meta = await self._objects.head(key)
         if meta is None:
             return None
-        if (key, meta.etag) not in self._cache:
+        async with self._reading.setdefault(key.split("/")[1], asyncio.Lock()):
+            cached = self._cache.get((key, meta.etag))
+            if cached is not None:
+                self._cache.move_to_end((key, meta.etag))
+                return cached[1]
             try:
                 content = await self._read(key)
             except NotFound:
                 return None
-            self._cache[key, meta.etag] = await asyncio.to_thread(_parsed, content)
-            if len(self._cache) > _CACHED:
-                self._cache.popitem(last=False)
-        self._cache.move_to_end((key, meta.etag))
-        return self._cache[key, meta.etag]
+            files = await asyncio.to_thread(_parsed, content)
+            self._keep((key, meta.etag), len(content) + _ENTRY_BYTES, files)
+            return files
+
+    def _keep(self, entry: tuple[str, str], size: int, files: Sequence[SavedFile]) -> None:
+        if size <= _CACHED_BYTES:
+            self._cache[entry] = size, files
+            self._cached_bytes += size
+            while self._cached_bytes > _CACHED_BYTES:
+                _, (removed, _) = self._cache.popitem(last=False)
+                self._cached_bytes -= removed
 
     async def _read(self, key: str) -> bytes:
         return b"".join([chunk async for chunk in self._objects.get(key)])

@@ -3,18 +3,24 @@
 At rest means released: the learners and their helpers are gone, so nothing more can be stored. The number of items is
 read after that was observed, and the stream continues up to this number. Until then the metrics service may restart,
 drop the stream or be away: the stream continues after the last item that it sent.
+
+A stream that searches reads what is stored by pages first, each within the tenant's budget. Only then does the metrics
+service search for it, through lines that are new. No stream keeps a document of its own while it waits: the followers
+of a job share one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
-from services.api.clients import TelemetryClient
+from services.api.clients import Lines, TelemetryClient
 from services.api.job_watcher import Watched, Watcher
+from services.api.search_budget import SearchBudget
 from services.core.domain.errors import NotFound, Unavailable
 from services.core.domain.job import Event, Job
 from services.core.ports.job_store import JobStore
@@ -49,56 +55,64 @@ class End:
 
 
 class Following:
-    def __init__(self, store: JobStore, telemetry: TelemetryClient, watcher: Watcher) -> None:
+    def __init__(self, store: JobStore, telemetry: TelemetryClient, watcher: Watcher, searches: SearchBudget) -> None:
         self._store = store
         self._telemetry = telemetry
         self._watcher = watcher
+        self._searches = searches
 
     async def lines(self, job: Job, query: LineQuery) -> AsyncGenerator[Sequence[StoredLine] | End]:
         """Lines after ``query.after_seq``, or from the last ``query.tail`` on, as they are stored; then the end."""
+        job_id, tenant = job.id, job.tenant
 
         async def page(after: int, limit: int) -> tuple[Sequence[StoredLine], int, bool]:
-            read = await self._telemetry.lines(job.id, replace(query, after_seq=after, tail=None), limit=limit)
+            read = await self._lines(job_id, tenant, replace(query, after_seq=after, tail=None), limit)
             return read.lines, read.through, read.stopped_at is None
 
         def live(after: int) -> AsyncGenerator[tuple[Sequence[StoredLine], int]]:
-            return self._telemetry.follow_lines(job.id, replace(query, after_seq=after, tail=None))
+            return self._telemetry.follow_lines(job_id, replace(query, after_seq=after, tail=None))
 
         async def total() -> int:
-            return (await self._telemetry.summary(job.id)).lines
+            return (await self._telemetry.summary(job_id)).lines
 
-        after = query.after_seq
-        if query.tail is not None:
-            first, after = await self._tail(job.id, query)
-            yield first
         async with self._watcher.follow(job) as watched:
-            async with aclosing(_all(watched, after, page=page, live=live, total=total)) as items:
+            del job
+            after = query.after_seq
+            if query.tail is not None:
+                first, after = await self._tail(job_id, tenant, query)
+                yield first
+            every = _all(watched, after, page=page, live=live, total=total, pages_first=query.search is not None)
+            async with aclosing(every) as items:
                 async for batch in items:
                     yield batch
-            yield End(watched.job, job.id)
+            yield End(watched.job, job_id)
 
     async def points(self, job: Job, query: PointQuery) -> AsyncGenerator[Sequence[StoredPoint] | End]:
         """Points after ``query.after_seq`` as they are stored; then the end."""
+        job_id = job.id
 
         async def page(after: int, limit: int) -> tuple[Sequence[StoredPoint], int, bool]:
-            points, through = await self._telemetry.points(job.id, replace(query, after_seq=after), limit=limit)
+            points, through = await self._telemetry.points(job_id, replace(query, after_seq=after), limit=limit)
             return points, through, True
 
         def live(after: int) -> AsyncGenerator[tuple[Sequence[StoredPoint], int]]:
-            return self._telemetry.follow_points(job.id, replace(query, after_seq=after))
+            return self._telemetry.follow_points(job_id, replace(query, after_seq=after))
 
         async def total() -> int:
-            return (await self._telemetry.summary(job.id)).points
+            return (await self._telemetry.summary(job_id)).points
 
         async with self._watcher.follow(job) as watched:
+            del job
             async with aclosing(_all(watched, query.after_seq, page=page, live=live, total=total)) as items:
                 async for batch in items:
                     yield batch
-            yield End(watched.job, job.id)
+            yield End(watched.job, job_id)
 
     async def events(self, job: Job, *, after_seq: int) -> AsyncGenerator[Event | Changed | End]:
         """History after ``after_seq`` as it is written; the document first and after each change; then the end."""
+        job_id = job.id
         async with self._watcher.follow(job) as watched:
+            del job
             while True:
                 changed, over, current = watched.changed, watched.over, watched.job
                 if current is not None:
@@ -107,22 +121,30 @@ class Following:
                         yield event
                     yield Changed(current)
                 if over:
-                    yield End(current, job.id)
+                    yield End(current, job_id)
                     return
                 await changed.wait()
 
     async def until_resumed(self, job: Job) -> None:
         """Returns when a job that is at rest goes on. Raises NotFound when it is deleted."""
+        job_id = job.id
         async with self._watcher.follow(job) as watched:
+            del job
             while True:
                 changed = watched.changed
                 if watched.job is None or watched.job.deleted is not None:
-                    raise NotFound(f"there is no job {job.id}")
+                    raise NotFound(f"there is no job {job_id}")
                 if not watched.over:
                     return
                 await changed.wait()
 
-    async def _tail(self, job_id: str, query: LineQuery) -> tuple[Sequence[StoredLine], int]:
+    async def _lines(self, job_id: str, tenant: str, query: LineQuery, limit: int) -> Lines:
+        """A page. One that is searched waits until the tenant may search."""
+        searches = query.search is not None
+        async with self._searches.searching_in_turn(tenant) if searches else contextlib.nullcontext():
+            return await self._telemetry.lines(job_id, query, limit=limit)
+
+    async def _tail(self, job_id: str, tenant: str, query: LineQuery) -> tuple[Sequence[StoredLine], int]:
         """The last ``query.tail`` lines, and the seq to continue after.
 
         The count is read before the lines, so that no line is lost in between.
@@ -132,7 +154,7 @@ class Following:
                 counted = (await self._telemetry.summary(job_id)).lines
                 if not query.tail:
                     return [], counted
-                read = await self._telemetry.lines(job_id, replace(query, before_seq=counted + 1), limit=query.tail)
+                read = await self._lines(job_id, tenant, replace(query, before_seq=counted + 1), query.tail)
             except Unavailable:
                 await asyncio.sleep(_RETRY_S)
             else:
@@ -147,14 +169,17 @@ async def _all(
     page: Callable[[int, int], Awaitable[tuple[Sequence[T], int, bool]]],
     live: Callable[[int], AsyncGenerator[tuple[Sequence[T], int]]],
     total: Callable[[], Awaitable[int]],
+    pages_first: bool = False,
 ) -> AsyncGenerator[Sequence[T]]:
     """Every item after ``after``, once and in order, until the job is at rest and all were sent.
 
     ``page``: items after a seq, the seq up to which they lack none, and False if the search stopped there for its time.
+    ``pages_first``: ``live`` sends only what is stored after it began.
     """
     while True:
         try:
-            if watched.over:
+            over = watched.over
+            if over or pages_first:
                 goal = await total()
                 while after < goal:
                     items, through, searched = await page(after, _PAGE)
@@ -165,7 +190,10 @@ async def _all(
                         after = goal
                     else:
                         after = through
+            if over:
                 return
+            if pages_first and await total() - after > _PAGE:  # stored meanwhile: the search waited for its turn
+                continue
             async with aclosing(_while_running(watched, live(after))) as batches:
                 async for items, through in batches:
                     yield [item for item in items if item.seq > after]

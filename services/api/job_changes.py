@@ -2,22 +2,29 @@
 
 The feed (``job_watcher``) appends each changed document; readers keep their own place. A reader that is slower than the
 feed by more than the log holds gets an event `reset`, and reads its list again. Changes that no page shows, such as
-claims and trims, are left out.
+claims and trims, are left out. Documents are kept as bytes, for lists with a filter alone: tenants choose how large
+they are, so the log is bounded by bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from services.api.packed_jobs import pack, unpack
 from services.core.domain.job import Job
 
 _KEPT: Final = 5_000
-"""Changes in the log; each is about two kilobytes."""
+"""Changes in the log; each is about three kilobytes."""
+_KEPT_BYTES: Final = 32 * 2**20
+"""Of the changes in the log: twice what ``_KEPT`` ordinary ones take. With the largest specs that is some 100 changes,
+more than readers are behind, who are woken at each; one that is reads its list again.
+"""
 _KNOWN: Final = 20_000
 """Jobs whose last revision and content are known."""
 
@@ -40,9 +47,23 @@ class Change:
     """Counts the changes of this log from 1."""
     position: int
     """Of the feed (``JobStore.changes``)."""
-    job: Job
+    job_id: str
+    tenant: str
+    deleted: bool
     data: str
     """As ``Rendered.data``."""
+    packed: bytes | None
+    """The document."""
+
+    @property
+    def job(self) -> Job | None:
+        """The document, made anew from its bytes; None if it cannot be expressed so."""
+        return unpack(self.packed) if self.packed is not None else None
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return sys.getsizeof(self) + sys.getsizeof(self.data) + sys.getsizeof(self.packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,8 @@ class JobChanges:
         self._log: deque[Change] = deque()
         self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Job id -> (revision, digest)."""
+        self._bytes = 0
+        """Of the log."""
         self._dropped = position
         """Position of the last change that the log no longer has."""
         self.position = position
@@ -92,9 +115,14 @@ class JobChanges:
             return
         self.number += 1
         self._added = True
-        self._log.append(Change(self.number, position, job, rendered.data))
-        while len(self._log) > _KEPT:
-            self._dropped = self._log.popleft().position
+        change = Change(
+            self.number, position, job.id, job.tenant, job.deleted is not None, rendered.data, pack(job)
+        )  # fmt: skip
+        self._log.append(change)
+        self._bytes += change.size
+        while len(self._log) > _KEPT or self._bytes > _KEPT_BYTES:
+            dropped = self._log.popleft()
+            self._dropped, self._bytes = dropped.position, self._bytes - dropped.size
 
     def complete(self, position: int) -> None:
         """Everything up to ``position`` was added: wakes the readers if that was anything."""
@@ -113,9 +141,10 @@ class JobChanges:
     def after(self, place: int) -> Batch:
         """The changes after a number that are complete."""
         first = self._log[0].number if self._log else self.number + 1
-        newest = {change.job.id: change for change in self._since(place, first) if change.position <= self.position}
+        newest = {change.job_id: change for change in self._since(place, first) if change.position <= self.position}
         changes = sorted(newest.values(), key=lambda change: change.number)
-        return Batch(changes, changes[-1].number if changes else place, self.position, missed=place < first - 1)
+        following = changes[-1].number if changes else max(place, first - 1)  # so that it misses them once
+        return Batch(changes, following, self.position, missed=place < first - 1)
 
     def _since(self, place: int, first: int) -> Iterator[Change]:
         return islice(self._log, max(0, place + 1 - first), None)

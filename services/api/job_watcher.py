@@ -74,8 +74,13 @@ class Watcher:
 
     @contextlib.asynccontextmanager
     async def follow(self, job: Job) -> AsyncGenerator[Watched]:
-        """Watches the job while the context is open; ``job`` is the first document."""
-        watched = self._watched.setdefault(job.id, Watched(job))
+        """Watches the job while the context is open; ``job`` is the first document.
+
+        Its followers share one document: none keeps ``job``, nor may the caller.
+        """
+        job_id = job.id
+        watched = self._watched.setdefault(job_id, Watched(job))
+        del job
         watched.followers += 1
         self._start()
         try:
@@ -83,7 +88,7 @@ class Watcher:
         finally:
             watched.followers -= 1
             if watched.followers == 0:
-                self._watched.pop(job.id, None)
+                self._watched.pop(job_id, None)
             self._stop_if_idle()
 
     @contextlib.asynccontextmanager

@@ -41,10 +41,13 @@ _TRIES: Final = 100
 _SEARCH_S: Final = 1.0
 _SEARCHED: Final = 500
 """Jobs that a search reads at a time."""
-_CACHED_JOBS: Final = 1_000
-_CACHED_PAGES: Final = 100
+_CACHED_JOBS: Final = 16 * 2**20
+_CACHED_PAGES: Final = 32 * 2**20
+"""Bytes of jobs and of pages that are cached for times when the store is away: thousands of ordinary jobs (2 KiB), and
+a hundred pages of a hundred of them.
+"""
 _CACHED_PAGE: Final = 100
-"""Jobs, pages, and jobs of a page that are cached for times when the store is away: ten megabytes or so at most."""
+"""Most jobs of a page that is cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,8 @@ class Jobs:
         self._instrumentation = instrumentation
         self._delete_wait_s = delete_wait_s
         self._poll_s = poll_s
-        self._cached_jobs: StaleCache[Job | None] = StaleCache(clock, most=_CACHED_JOBS)
-        self._cached_pages: StaleCache[Sequence[Job]] = StaleCache(clock, most=_CACHED_PAGES)
+        self._cached_jobs = StaleCache(clock, most_bytes=_CACHED_JOBS)
+        self._cached_pages = StaleCache(clock, most_bytes=_CACHED_PAGES)
 
     def now(self) -> int:
         """Unix milliseconds."""
@@ -82,9 +85,15 @@ class Jobs:
 
     async def get_maybe_stale(self, principal: Principal, job_id: str) -> Job:
         """As ``get``, for showing only: while the store is away, the job as it was read last."""
-        return await self._get(
-            principal, job_id, lambda: self._cached_jobs.read(job_id, lambda: self._store.get(job_id))
-        )
+
+        async def stored() -> Sequence[Job]:
+            job = await self._store.get(job_id)
+            return [job] if job is not None else []
+
+        async def read() -> Job | None:
+            return next(iter(await self._cached_jobs.read(job_id, stored)), None)
+
+        return await self._get(principal, job_id, read)
 
     async def get(self, principal: Principal, job_id: str) -> Job:
         """The job. Raises NotFound if it is missing, deleted or another tenant's; Quarantined if it cannot be read."""
@@ -105,7 +114,7 @@ class Jobs:
     async def page(self, query: JobQuery, *, limit: int, newest_first: bool = True) -> tuple[Sequence[Job], str | None]:
         """A page, and the cursor of the next one; None after the last.
 
-        While the store is away, a page of at most ``_CACHED_PAGE`` jobs as it was read last.
+        While the store is away, a page of at most ``_CACHED_PAGE`` jobs as it was read last, if it was not too large.
         """
 
         async def read() -> Sequence[Job]:

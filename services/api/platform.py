@@ -7,6 +7,7 @@ any time: then its part of an answer is "unknown" or left out, and no request fa
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,8 +85,8 @@ class Platform:
         self._dispatcher = dispatcher
         self._quarantine = quarantine
         self._others = others
-        self._recent: dict[str, Fit] = {}
-        """Answers by the fields of a spec that placement may depend on."""
+        self._recent: dict[bytes, Fit] = {}
+        """Answers by the digest of the fields of a spec that placement may depend on."""
         self._unknown: Fit | None = None
         """The answer for all specs while the dispatcher does not answer."""
         self._recent_until = 0.0
@@ -148,7 +149,7 @@ class Platform:
         if now >= self._recent_until:
             self._recent, self._unknown, self._recent_until = {}, None, now + _RECENT_S
         fields = {name: value for name, value in dump_spec(spec).items() if name not in _WITHOUT_PLACEMENT}
-        key = json.dumps(fields, sort_keys=True)
+        key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
         known = self._unknown or self._recent.get(key)
         if known is not None:
             return known

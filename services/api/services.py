@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.api.artifacts import Artifacts
 from services.api.clients import TelemetryClient
+from services.api.code_difference import CodeDifferences
 from services.api.following import Following
 from services.api.instrumentation import Instrumentation
 from services.api.job_watcher import Watcher
@@ -34,6 +35,7 @@ class ApiServices:
     storage_bound: StorageBound
     searches: SearchBudget
     artifacts: Artifacts
+    code_differences: CodeDifferences
     telemetry: TelemetryClient
     following: Following
     watcher: Watcher

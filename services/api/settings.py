@@ -56,7 +56,8 @@ class ApiSettings(Settings):
     tenant_search_s: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds that a tenant may search logs without a pause. Then searches are answered 429.",
+        description="Seconds that a tenant may search logs without a pause. Then searches are answered 429, and live "
+        "streams that search wait.",
     )
     tenant_search_share: float = Field(
         default=0.25, gt=0, description="Seconds of search time that a tenant earns back in each second."

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from services.api.artifacts import Artifacts
 from services.api.clients import DispatcherClient, ServiceClient, TelemetryClient, quarantined_of
+from services.api.code_difference import CodeDifferences
 from services.api.following import Following
 from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
@@ -99,6 +100,11 @@ async def open_services(
         sweeping_sessions = asyncio.create_task(sessions.keep_swept(every_s=_SWEEP_S))
         closing.callback(sweeping_sessions.cancel)
         instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
+        artifacts = Artifacts(objects, instrumentation)
+        searches = SearchBudget(
+            clock, window_s=settings.tenant_search_s, share=settings.tenant_search_share,
+            at_a_time=settings.tenant_searches,
+        )  # fmt: skip
         watcher = Watcher(store, every_s=settings.follow_poll_s, render=listed)
         platform = Platform(
             store,
@@ -132,15 +138,11 @@ async def open_services(
                 ),
                 uploads=uploads,
                 storage_bound=storage_bound,
-                searches=SearchBudget(
-                    clock,
-                    window_s=settings.tenant_search_s,
-                    share=settings.tenant_search_share,
-                    at_a_time=settings.tenant_searches,
-                ),
-                artifacts=Artifacts(objects, instrumentation),
+                searches=searches,
+                artifacts=artifacts,
+                code_differences=CodeDifferences(artifacts),
                 telemetry=telemetry,
-                following=Following(store, telemetry, watcher),
+                following=Following(store, telemetry, watcher, searches),
                 watcher=watcher,
                 platform=platform,
                 storage=Storage(objects, clock),

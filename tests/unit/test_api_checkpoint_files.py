@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.api import checkpoint_files
 from services.api.artifacts import Artifacts
 from services.api.instrumentation import Instrumentation
 from services.core.adapters.folder.objects import FolderObjectStore
@@ -125,3 +128,35 @@ async def test_file_of_an_older_kept_snapshot_can_still_be_fetched(stored: Store
     assert await stored.content(f"{base}old") == b"o"
     with pytest.raises(NotFound):
         await stored.content(f"{base}none")
+
+
+async def test_lists_of_checkpoints_with_many_files_do_not_fill_the_memory(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files_in_memory() -> int:
+        gc.collect()
+        return sum(type(thing) is SavedFile for thing in gc.get_objects())
+
+    monkeypatch.setattr(checkpoint_files, "_CACHED_BYTES", 100_000)
+    for rank in range(8):
+        await stored.snapshots(f"worker-{rank}", {f"{number:03}.pt": "x" for number in range(200)})
+    before = files_in_memory()
+    assert len(await stored.paths()) == 8 * 200
+    assert files_in_memory() - before <= 100_000 / 100
+    monkeypatch.setattr(checkpoint_files, "_CACHED_BYTES", 10_000)
+    assert len(await stored.paths(limit=100)) == 8 * 200
+
+
+async def test_a_hundred_lists_at_once_read_a_manifest_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    await stored.snapshots("worker-0", {f"{number:03}.pt": "x" for number in range(200)})
+    read: list[str] = []
+    get = stored.objects.get
+
+    def counted(key: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        read.append(key)
+        return get(key, start=start, end=end)
+
+    monkeypatch.setattr(stored.objects, "get", counted)
+    pages = await asyncio.gather(*(stored.paths() for _ in range(100)))
+    assert {len(paths) for paths in pages} == {200}
+    assert sum(key.endswith("/1.json") for key in read) == 1

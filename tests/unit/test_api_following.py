@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from services.api.clients import ServiceClient, TelemetryClient
-from services.api.following import Following
+from services.api.clients import Lines, ServiceClient, Summary, TelemetryClient
+from services.api.following import End, Following
 from services.api.job_answer import listed
 from services.api.job_watcher import Watcher
+from services.api.search_budget import SearchBudget
 from services.api.settings import ApiSettings
 from services.core.domain.errors import Unavailable
-from services.core.domain.job import Job
+from services.core.domain.job import Job, set_desired
+from services.core.domain.status import Desired
 from services.core.ports.job_store import Changes
-from services.core.ports.metric_store import LineQuery
+from services.core.ports.metric_store import LineQuery, StoredLine
 from services.core.runtime.home import Home
 from tests.documents import NOW, a_job
 from tests.testbed.identities import credential
@@ -49,9 +53,8 @@ async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(
         hanging.listen()
         home.addresses_file.write_text(json.dumps({"metrics": f"unix:{path}"}))
         client = ServiceClient(home, "metrics", credential("api", "metrics"))
-        stream = Following(store, TelemetryClient(client), Watcher(store, every_s=60, render=listed)).lines(
-            job, LineQuery()
-        )
+        watcher = Watcher(store, every_s=60, render=listed)
+        stream = Following(store, TelemetryClient(client), watcher, searches()).lines(job, LineQuery())
         reading = asyncio.ensure_future(anext(stream))
         await until(waiting)
         reading.cancel()
@@ -59,6 +62,26 @@ async def test_a_follower_that_leaves_while_metrics_hangs_leaves_no_task_behind(
         await stream.aclose()
         await client.close()
     assert waiting() == []
+
+
+def searches() -> SearchBudget:
+    return SearchBudget(LoopClock(), window_s=30, share=0.25, at_a_time=2)
+
+
+class LoopClock:
+    """The time of the event loop. Only ``boottime`` is used."""
+
+    def boottime(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def now_ms(self) -> int:
+        raise AssertionError
+
+    def random_bits(self, count: int) -> int:
+        raise AssertionError(count)
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError(seconds)
 
 
 class CountedStore(MemoryJobStore):
@@ -166,3 +189,115 @@ async def test_a_feed_goes_on_after_the_store_was_away_and_misses_nothing() -> N
         store.away = False
         await changed.wait()
         assert watched.job == newer
+
+
+async def test_followers_of_a_job_with_a_large_spec_share_one_document() -> None:
+    def documents() -> int:
+        gc.collect()
+        return sum(type(thing) is Job and thing.id == job.id for thing in gc.get_objects())
+
+    store = MemoryJobStore()
+    job = await store.insert(a_job())
+    watcher = Watcher(store, every_s=60, render=listed)
+    following = Following(store, Metrics(0), watcher, searches())
+    streams = [following.events(replace(job), after_seq=0) for _ in range(50)]
+    waiting = []
+    for stream in streams:
+        await anext(stream)  # its history
+        await anext(stream)  # the document
+        waiting.append(asyncio.ensure_future(anext(stream)))
+    await asyncio.sleep(0)
+    try:
+        assert documents() < 10
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+
+class Metrics(TelemetryClient):
+    """A metrics service with ``stored`` lines, two threads that search, and no line that matches. A search stops after
+    10 s, in which it gets through a million lines.
+    """
+
+    def __init__(self, stored: int) -> None:
+        self.stored = stored
+        self.searched_s: dict[str, float] = {}
+        """By job."""
+        self.live: list[int] = []
+        """Where live searches began."""
+        self._threads = asyncio.Semaphore(2)
+
+    async def lines(self, job_id: str, query: LineQuery, *, limit: int) -> Lines:
+        async with self._threads:
+            through = min(query.after_seq + 1_000_000, self.stored)
+            seconds = (through - query.after_seq) / 100_000
+            await asyncio.sleep(seconds)
+            self.searched_s[job_id] = self.searched_s.get(job_id, 0.0) + seconds
+            return Lines([], through, through if through < self.stored else None)
+
+    async def follow_lines(self, job_id: str, query: LineQuery) -> AsyncGenerator[tuple[Sequence[StoredLine], int]]:
+        self.live.append(query.after_seq)
+        await asyncio.sleep(3600)
+        yield [], query.after_seq
+
+    async def summary(self, job_id: str) -> Summary:
+        return Summary(lines=self.stored, points=0, latest={}, progress=None, eta_ms=None)
+
+
+@pytest.mark.looptime
+async def test_hundreds_of_followed_searches_of_one_tenant_leave_the_others_a_thread() -> None:
+    """They held both threads of the metrics service: searches of other tenants were answered 503."""
+    store, metrics, budget = MemoryJobStore(), Metrics(1_000_000_000), searches()
+    job = await store.insert(set_desired(a_job(), Desired.KILL, actor="user:ada", now=NOW))
+    assert job.at_rest
+    following = Following(store, metrics, Watcher(store, every_s=60, render=listed), budget)
+
+    async def follow() -> None:
+        async with aclosing(following.lines(job, LineQuery(search="x"))) as batches:
+            async for _ in batches:
+                pass
+
+    loop = asyncio.get_running_loop()
+    followers = [asyncio.create_task(follow()) for _ in range(300)]
+    began = loop.time()
+    for minute in range(10):
+        await asyncio.sleep(60 * minute + began - loop.time() + 1)
+        searched_from = loop.time()
+        with budget.searching("other"):
+            await metrics.lines("another job", LineQuery(search="x", after_seq=metrics.stored), limit=1)
+        assert loop.time() - searched_from < 1
+    assert metrics.searched_s[job.id] <= 30 + 10 + 0.25 * (loop.time() - began)
+    for task in followers:
+        task.cancel()
+    await asyncio.wait(followers)
+
+
+@pytest.mark.looptime
+async def test_followed_search_ends_with_the_job_however_many_turns_it_takes() -> None:
+    store, metrics = MemoryJobStore(), Metrics(20_000_000)
+    job = await store.insert(set_desired(a_job(), Desired.KILL, actor="user:ada", now=NOW))
+    following = Following(store, metrics, Watcher(store, every_s=60, render=listed), searches())
+    batches = [batch async for batch in following.lines(job, LineQuery(search="x"))]
+    assert isinstance(batches[-1], End)
+    assert metrics.searched_s[job.id] == 200
+
+
+@pytest.mark.looptime
+async def test_followed_search_of_a_running_job_is_live_only_for_lines_that_are_new() -> None:
+    store, metrics = MemoryJobStore(), Metrics(5_000_000)
+    job = await store.insert(a_job())
+    following = Following(store, metrics, Watcher(store, every_s=60, render=listed), searches())
+
+    async def follow() -> None:
+        async for _ in following.lines(job, LineQuery(search="x")):
+            pass
+
+    follower = asyncio.create_task(follow())
+    await asyncio.sleep(40)
+    metrics.stored += 1_000_000
+    await asyncio.sleep(600)
+    assert metrics.live == [6_000_000]
+    assert metrics.searched_s[job.id] == 60
+    follower.cancel()
+    await asyncio.wait({follower})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import tracemalloc
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -67,7 +69,7 @@ async def test_two_hundred_open_lists_cost_one_read_and_one_json_for_each_change
         await asyncio.sleep(0.04)
         for changes, place in zip(logs, places, strict=True):
             batch = changes.after(place)
-            assert [change.job.id for change in batch.changes] == [job.id for job in jobs]
+            assert [change.job_id for change in batch.changes] == [job.id for job in jobs]
             assert not batch.missed
         assert (store.reads, render.calls) == (10, 10)
 
@@ -82,7 +84,7 @@ async def test_a_list_hears_of_every_change_after_it_follows_and_of_none_that_it
         new = await store.insert(a_job())
         claimed = await store.replace(job, replace(job, updated=NOW + 5))  # as a claim: nothing that users see
         await asyncio.sleep(1)
-        assert {change.job.id for change in changes.after(place).changes} == {job.id, new.id}
+        assert {change.job_id for change in changes.after(place).changes} == {job.id, new.id}
         place = changes.after(place).place
         await store.replace(claimed, replace(claimed, updated=NOW + 6))
         await asyncio.sleep(1)
@@ -100,6 +102,7 @@ async def test_a_job_that_changes_often_is_sent_once_in_its_newest_form() -> Non
             job = await store.replace(job, moved(job, status, actor="lcm", now=NOW + 1))
             await asyncio.sleep(0.1)
         [change] = changes.after(place).changes
+        assert change.job is not None
         assert change.job.status is Status.PROCESSING
         assert '"PROCESSING"' in change.data
 
@@ -118,7 +121,7 @@ async def test_a_list_misses_nothing_while_the_store_is_away() -> None:
         heard = changes.changed
         store.away = False
         await heard.wait()
-        assert [change.job.id for change in changes.after(place).changes] == [jobs[0].id]
+        assert [change.job_id for change in changes.after(place).changes] == [jobs[0].id]
 
 
 @pytest.mark.looptime
@@ -132,7 +135,7 @@ async def test_an_unreadable_job_is_left_out_and_the_others_are_sent() -> None:
         store.plant(bad.id, "{")
         await store.replace(good, halted(good))
         await asyncio.sleep(1)
-        assert [change.job.id for change in changes.after(place).changes] == [good.id]
+        assert [change.job_id for change in changes.after(place).changes] == [good.id]
 
 
 @pytest.mark.looptime
@@ -155,7 +158,7 @@ async def test_the_feed_stops_with_its_last_list() -> None:
     async with watcher.follow_all() as changes:
         await store.replace(job, halted(job))
         await changes.changed.wait()
-        assert [change.job.id for change in changes.after(0).changes] == [job.id]
+        assert [change.job_id for change in changes.after(0).changes] == [job.id]
 
 
 def log_of(count: int) -> JobChanges:
@@ -194,3 +197,37 @@ def test_changes_of_an_unfinished_turn_are_not_shown_yet() -> None:
     assert len(changes.after(0).changes) == 1
     changes.complete(13)  # the turn was repeated, and had read further
     assert len(changes.after(0).changes) == 2
+
+
+def test_changes_of_jobs_with_large_specs_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_changes, "_KEPT_BYTES", 2**20)
+    changes = JobChanges(10, listed)
+    env = {f"N{number}": str(number) for number in range(1_000)}
+    tracemalloc.start()
+    try:
+        for number in range(150):
+            job = a_job(spec={"name": f"n{number}", "command": "x", "env": dict(env)})
+            changes.add(replace(job, spec={**job.spec, "env": json.loads(json.dumps(env))}), 11 + number)
+            changes.complete(11 + number)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 1.5 * 2**20
+    batch = changes.after(0)
+    assert batch.missed
+    assert 50 < len(batch.changes) < 150
+    newest = batch.changes[-1].job
+    assert newest is not None
+    assert newest.spec["env"] == env
+
+
+def test_reader_that_is_too_slow_is_told_once_while_a_long_turn_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_changes, "_KEPT", 3)
+    changes = log_of(1)
+    for number in range(5):
+        changes.add(replace(a_job(), id=f"j{9 - number:022}"), 12)
+    first = changes.after(0)
+    assert (first.missed, first.changes) == (True, [])
+    assert not changes.after(first.place).missed
+    changes.complete(12)
+    assert len(changes.after(first.place).changes) == 3

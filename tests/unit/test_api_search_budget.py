@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from services.api.search_budget import SearchBudget
@@ -73,3 +75,35 @@ def test_failed_search_counts_as_well(budget: SearchBudget, clock: SetClock) -> 
         fail()
     with pytest.raises(ResourceExhausted):
         search(budget, clock, 1)
+
+
+@pytest.mark.looptime
+async def test_streams_of_a_tenant_search_one_at_a_time_and_one_that_leaves_makes_room(
+    budget: SearchBudget, clock: SetClock
+) -> None:
+    entered: list[int] = []
+
+    async def stream(number: int) -> None:
+        async with budget.searching_in_turn("acme"):
+            entered.append(number)
+            await asyncio.sleep(60)
+
+    streams = [asyncio.create_task(stream(number)) for number in range(3)]
+    await asyncio.sleep(1)
+    assert entered == [0]
+    search(budget, clock, 1)  # a page has a place beside them
+    for leaving in streams[:2]:
+        leaving.cancel()
+    await asyncio.sleep(1)
+    assert entered == [0, 2]
+    clock.now += 100  # the third stream has searched for so long
+    streams[2].cancel()
+    await asyncio.wait(streams)
+    waiting = asyncio.create_task(stream(3))
+    await asyncio.sleep(1)
+    assert entered == [0, 2]
+    clock.now += 60
+    await asyncio.sleep(60)
+    assert entered == [0, 2, 3]
+    waiting.cancel()
+    await asyncio.wait({waiting})

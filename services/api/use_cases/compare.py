@@ -12,7 +12,6 @@ from pydantic import ConfigDict, Field
 from services.api.access import Principal
 from services.api.answers import Answer, doc, number
 from services.api.clients import StepStatistics
-from services.api.code_difference import changed_files
 from services.api.job_filter import parse_filter
 from services.api.job_search import matching
 from services.api.params import Params, wrong_parameter
@@ -148,9 +147,13 @@ async def get_statistics(services: ApiServices, principal: Principal, params: St
 
 
 async def diff_jobs(services: ApiServices, principal: Principal, params: DiffParams) -> JobDifference:
-    """How the second job differs from the first. Raises NotFound."""
-    a, b = await services.jobs.get(principal, params.a), await services.jobs.get(principal, params.b)
-    files = await changed_files(services.artifacts, a, b)
+    """How the second job differs from the first. Raises NotFound; ResourceExhausted for a tenant that compares many."""
+    async with services.code_differences.turn(principal.tenant):
+        a, b = await services.jobs.get(principal, params.a), await services.jobs.get(principal, params.b)
+        return _difference(a, b, await services.code_differences.changed_files(a, b))
+
+
+def _difference(a: Job, b: Job, files: Mapping[str, str] | None) -> JobDifference:
     return JobDifference(
         spec=_differences(a.spec, b.spec),
         code=CodeDifference(

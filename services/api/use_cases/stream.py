@@ -21,7 +21,7 @@ from services.api.access import Principal
 from services.api.answers import Answer, doc
 from services.api.clients import Summary
 from services.api.job_answer import Job, JobEvent
-from services.api.job_changes import JobChanges
+from services.api.job_changes import Change, JobChanges
 from services.api.job_filter import JobFilter, parse_filter
 from services.api.params import Params, wrong_parameter
 from services.api.services import ApiServices
@@ -29,7 +29,6 @@ from services.api.use_cases import telemetry
 from services.api.use_cases.telemetry import EventsParams, JobEnd, JobLine, JobPoint, LinesParams, PointsParams
 from services.core.domain.errors import FieldError, InvalidRequest, NotFound, Unavailable
 from services.core.domain.ids import is_id
-from services.core.domain.job import Job as JobDocument
 
 _Stored = TypeVar("_Stored", JobPoint, JobLine)
 _GATHER_S: Final = 0.2
@@ -231,8 +230,10 @@ async def _until_ended(services: ApiServices, principal: Principal) -> None:
 async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | None, position: int | None) -> _Items:
     """``ready``, then the changes of jobs of the tenant (None: of all tenants) that match."""
 
-    def listed(job: JobDocument) -> bool:
-        return job.deleted is None and (chosen is None or chosen.match(job, None, now=services.jobs.now()) is not False)
+    def listed(change: Change) -> bool:
+        job = None if change.deleted or chosen is None else change.job
+        matches = chosen is None or job is None or chosen.match(job, None, now=services.jobs.now()) is not False
+        return not change.deleted and matches
 
     async with services.watcher.follow_all() as changes:
         place = changes.place_of(position) if position is not None else None
@@ -250,7 +251,7 @@ async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | N
 
 
 def _batch(
-    changes: JobChanges, place: int, tenant: str | None, listed: Callable[[JobDocument], bool]
+    changes: JobChanges, place: int, tenant: str | None, listed: Callable[[Change], bool]
 ) -> tuple[int, list[_Item]]:
     """The next place and the events of a page. The last one has the position, so that a page that is cut off in between
     gets all of them again.
@@ -258,9 +259,9 @@ def _batch(
     batch = changes.after(place)
     items = [_Item("reset", StreamReset())] if batch.missed else []
     for change in batch.changes:
-        if tenant is None or change.job.tenant == tenant:
-            left = StreamLeft(id=change.job.id)
-            items.append(_Item("job", change.data) if listed(change.job) else _Item("left", left))
+        if tenant is None or change.tenant == tenant:
+            left = StreamLeft(id=change.job_id)
+            items.append(_Item("job", change.data) if listed(change) else _Item("left", left))
     if items:
         last = items[-1]
         items[-1] = _Item(last.name, last.data, batch.position)

@@ -17,7 +17,7 @@ import re
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -118,8 +118,23 @@ def unpack(file: BinaryIO, target: Path, limits: Limits = Limits(), *, owner: tu
             os.chown(path, *owner, follow_symlinks=False)
 
 
+def listing(file: BinaryIO, limits: Limits = Limits()) -> tuple[Entry, ...]:
+    """The entries of an archive that ``inspect`` has accepted before. Reads only its end, where the directory is.
+    Raises InvalidArchive for a directory that is damaged.
+    """
+    return _listing(file, limits)[0]
+
+
 def _directory(file: BinaryIO, limits: Limits) -> tuple[Entry, ...]:
     """Returns all entries, after all checks that need no inflating."""
+    entries, at = _listing(file, limits)
+    _check_tree(entries)
+    _check_ranges(file, entries, at)
+    return entries
+
+
+def _listing(file: BinaryIO, limits: Limits) -> tuple[tuple[Entry, ...], int]:
+    """Returns the entries, each checked by itself, and the offset of the directory."""
     count, size, at = _end(file)
     if count > limits.entries:
         raise InvalidArchive(
@@ -136,9 +151,7 @@ def _directory(file: BinaryIO, limits: Limits) -> tuple[Entry, ...]:
         entries.append(entry)
     if offset != len(raw):
         raise InvalidArchive("the archive's directory has more entries than it declares; pack it again with `zip -r`")
-    _check_tree(entries)
-    _check_ranges(file, entries, at)
-    return tuple(entries)
+    return tuple(entries), at
 
 
 def _end(file: BinaryIO) -> tuple[int, int, int]:
@@ -263,7 +276,7 @@ def _checked_name(name: str, encoded_bytes: int, limits: Limits) -> str:
     return path
 
 
-def _check_tree(entries: list[Entry]) -> None:
+def _check_tree(entries: Sequence[Entry]) -> None:
     """Checks that no name occurs twice, and that no file has the name of a folder. Names are case-sensitive."""
     names: set[str] = set()
     for entry in entries:
@@ -278,7 +291,7 @@ def _check_tree(entries: list[Entry]) -> None:
                 raise _wrong(entry.name, "one of its folders is a file in the archive; pack it again with `zip -r`")
 
 
-def _check_ranges(file: BinaryIO, entries: list[Entry], end: int) -> None:
+def _check_ranges(file: BinaryIO, entries: Sequence[Entry], end: int) -> None:
     """Checks that entries do not overlap and end before the directory, which begins at ``end``: overlaps make bombs."""
     free = 0
     for entry in sorted(entries, key=lambda entry: entry.at):
