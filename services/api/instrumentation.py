@@ -61,7 +61,7 @@ class Instrumentation:
         """Counts a new job by its framework and the size of its first role; beyond ``_MOST_KINDS`` as "other"."""
         first = spec.role_resources(next(iter(spec.roles)))
         framework = spec.framework
-        kind = (
+        kind: tuple[str, ...] = (
             framework.name if framework else "", framework.version if framework else "", f"{first.gpus:g}",
             f"{first.cpus:g}", str(first.memory),
         )  # fmt: skip

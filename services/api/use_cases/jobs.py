@@ -18,7 +18,7 @@ from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.job_filter import parse_filter
 from services.api.job_metrics import WantedMetrics, wanted_metrics
 from services.api.job_search import matching
-from services.api.params import Params, wrong_parameter
+from services.api.params import MOST_VALUES, Params, wrong_parameter
 from services.api.platform import spec_of
 from services.api.services import ApiServices
 from services.api.usage import usage_answer
@@ -48,7 +48,9 @@ class JobsParams(Params):
         default=None, description="Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."
     )
     status: list[str] | None = Field(
-        default=None, description="Statuses to list, in any case; repeated or separated by commas. Default: all."
+        default=None,
+        max_length=MOST_VALUES,
+        description="Statuses to list, in any case; repeated or separated by commas. Default: all.",
     )
     name: str | None = Field(default=None, description="Only jobs of this name.")
     tag: str | None = Field(default=None, description="Only jobs with this tag.")
@@ -247,13 +249,13 @@ async def _set_desired(
 
 
 def _statuses(texts: Sequence[str]) -> tuple[Status, ...]:
-    statuses: list[Status] = []
+    statuses: dict[Status, None] = {}
     for word in (word.strip().upper() for text in texts for word in text.split(",")):
         if word not in Status.__members__:
             raise wrong_parameter(
                 "status", f"there is no status of this name; {nearest(word[:40], list(Status.__members__))}"
             )
-        statuses.append(Status(word))
+        statuses[Status(word)] = None
     return tuple(statuses)
 
 

@@ -57,7 +57,9 @@ class StreamParams(Params):
     points: list[str] | None = Field(
         default=None, max_length=20, description="Id of a job, or ID:SEQ: its points after SEQ; default: from now on."
     )
-    name: list[str] | None = Field(default=None, description="Only points of metrics of these names.")
+    name: list[str] | None = Field(
+        default=None, max_length=telemetry.MOST_NAMES, description="Only points of metrics of these names."
+    )
     lines: list[str] | None = Field(
         default=None, max_length=4, description="Id of a job, or ID:SEQ: its log lines after SEQ; default: from now on."
     )

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, structs
 from pydantic import Field
@@ -26,6 +26,8 @@ from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, 
 
 _SEARCH_CHECK_S = 2.0
 _MAX_SEQ = 2**53
+MOST_NAMES: Final = 1_000
+"""Metrics that a request names."""
 _FETCHED = frozenset({Status.PENDING, Status.DOWNLOADING, Status.PROCESSING})
 """Statuses in which helpers may fetch; a learner that is started again fetches while others run."""
 
@@ -62,9 +64,10 @@ class PointsParams(Params):
     limit: int = Field(default=10_000, ge=1, le=50_000, description="Most points in the answer.")
     name: list[str] | None = Field(
         default=None,
-        description="Only metrics of these names; repeat it for several. Default: all that the training reports. Usage "
-        "of the hardware has the names system/cpu (cores), system/memory (bytes), system/gpu (GPUs in use) and "
-        "system/gpu_memory (bytes), and the label weft=usage.",
+        max_length=MOST_NAMES,
+        description="Only metrics of these names; repeat it for several, at most 1000. Default: all that the training "
+        "reports. Usage of the hardware has the names system/cpu (cores), system/memory (bytes), system/gpu (GPUs in "
+        "use) and system/gpu_memory (bytes), and the label weft=usage.",
     )
     rank: Small = Field(default=None, description="Only points of the learner with this rank in its role.")
     attempt: Small = Field(default=None, description="Only points of this attempt.")

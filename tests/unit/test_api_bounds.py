@@ -1,0 +1,93 @@
+"""No parameter of a request makes the api work for long: lists and texts are bounded, and long loops make pauses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from services.api.grpc.messages import params
+from services.api.params import Params
+from services.api.rest.app import create_routes
+from services.api.use_cases import compare
+from services.api.use_cases.compare import StatisticsParams
+from services.api.use_cases.jobs import JobsParams
+from services.core.domain.errors import InvalidRequest
+from services.core.domain.job import Job
+from services.core.gen.weft.v1 import jobs_pb2
+from tests.documents import a_job
+
+
+def kinds_of_params(kind: type[BaseModel] = Params) -> Iterator[type[BaseModel]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from kinds_of_params(below)
+
+
+def unbounded_lists(schema: dict[str, Any]) -> list[str]:
+    """Names of the parameters that are lists of any length."""
+    variants = {name: [field, *field.get("anyOf", ())] for name, field in schema.get("properties", {}).items()}
+    return [
+        name
+        for name, schemas in variants.items()
+        if any(variant.get("type") == "array" and "maxItems" not in variant for variant in schemas)
+    ]
+
+
+def test_every_list_of_a_request_has_a_bound() -> None:
+    create_routes()  # loads all of them
+    kinds = [*kinds_of_params()]
+    assert len(kinds) > 10
+    assert {kind.__name__: lists for kind in kinds if (lists := unbounded_lists(kind.model_json_schema()))} == {}
+    assert all(kind.model_config.get("str_max_length") for kind in kinds)
+
+
+@pytest.mark.parametrize("field", ["by", "but", "context"])
+def test_a_statistics_call_with_a_million_names_does_not_stop_the_api(field: str) -> None:
+    request = jobs_pb2.GetStatisticsRequest(name="loss", q="")
+    getattr(request, field).extend(["a=b"] * 1_000_000)
+    with pytest.raises(InvalidRequest, match="write at most 100 entries"):
+        params(StatisticsParams, request)
+
+
+@pytest.mark.parametrize("field", ["name", "tag", "user", "tenant", "fields", "metrics", "q", "after"])
+def test_a_text_of_megabytes_is_refused(field: str) -> None:
+    request = jobs_pb2.ListJobsRequest()
+    setattr(request, field, "a," * 1_000_000)
+    with pytest.raises(InvalidRequest, match=f"{field}: write at most 8192 characters"):
+        params(JobsParams, request)
+
+
+def jobs_with_variables_of_their_own(count: int, variables: int) -> list[Job]:
+    spec = {"name": "n", "command": "true"}
+    return [a_job(spec={**spec, "env": {f"V{job}_{n}": "x" for n in range(variables)}}) for job in range(count)]
+
+
+async def turns_of_others(work: Awaitable[Any]) -> int:
+    """How often another task of the event loop ran during the work."""
+    turns = 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    await work
+    ticking.cancel()
+    return turns
+
+
+async def test_statistics_of_jobs_with_many_variables_of_their_own_do_not_stop_the_api() -> None:
+    jobs = jobs_with_variables_of_their_own(1_000, 100)
+    wanted = StatisticsParams.model_validate({"name": "loss", "q": "", "except": ["env.SEED"]})
+
+    async def group() -> None:
+        groups = await compare._groups(jobs, wanted)
+        assert (len(groups), len(await compare._varying(groups))) == (1_000, 100_000)
+
+    assert await turns_of_others(group()) > 5
