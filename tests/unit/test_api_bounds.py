@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel
 
 from services.api.grpc.messages import params
+from services.api.job_answer import listed as listed_answer
+from services.api.job_changes import JobChanges
+from services.api.job_filter import parse_filter
+from services.api.job_search import matching
+from services.api.jobs import Jobs, Matched
 from services.api.params import Params
 from services.api.rest.app import create_routes
 from services.api.use_cases import compare
 from services.api.use_cases.compare import StatisticsParams
 from services.api.use_cases.jobs import JobsParams
+from services.api.use_cases.stream import _batch
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.job import Job
 from services.core.gen.weft.v1 import jobs_pb2
-from tests.documents import a_job
+from services.core.ports.clock import Clock
+from services.core.ports.job_store import JobQuery
+from tests.documents import NOW, a_job
+from tests.testbed.memory import MemoryJobStore
 
 
 def kinds_of_params(kind: type[BaseModel] = Params) -> Iterator[type[BaseModel]]:
@@ -91,3 +102,69 @@ async def test_statistics_of_jobs_with_many_variables_of_their_own_do_not_stop_t
         assert (len(groups), len(await compare._varying(groups))) == (1_000, 100_000)
 
     assert await turns_of_others(group()) > 5
+
+
+class SetClock:
+    """Time passes only by ``boottime``: a second each time it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def boottime(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def now_ms(self) -> int:
+        return NOW
+
+
+def services_with(jobs: Any) -> Any:
+    async def aggregates(job_ids: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    return SimpleNamespace(jobs=jobs, telemetry=SimpleNamespace(aggregates=aggregates))
+
+
+async def test_a_list_with_a_long_filter_does_not_stop_the_api() -> None:
+    jobs = [a_job(spec={"name": "n", "command": "x", "env": {"A": "b" * 10_000}}) for _ in range(500)]
+    chosen = parse_filter(" or ".join(["env.A~z", "gpus>9"] * 50))
+    assert chosen is not None
+    services = services_with(SimpleNamespace(now=lambda: NOW))
+
+    async def match() -> None:
+        assert await matching(services, chosen, jobs, lambda: False) == Matched([], 500)
+
+    assert await turns_of_others(match()) > 5
+
+
+async def test_a_list_with_a_slow_filter_answers_in_time_and_continues_where_it_stopped() -> None:
+    store, clock = MemoryJobStore(), SetClock()
+    ids = [(await store.insert(a_job())).id for _ in range(10)]
+    anything: Any = None
+    jobs = Jobs(store, anything, anything, cast("Clock", clock), anything, delete_wait_s=1, poll_s=1)
+    services, chosen = services_with(jobs), parse_filter("gpus<9")
+    assert chosen is not None
+    listed: list[str] = []
+    after, pages = None, 0
+    while pages == 0 or after is not None:
+        query = JobQuery(after=after)
+        part, after = await jobs.search(query, partial(matching, services, chosen), limit=100, newest_first=False)
+        assert 0 < len(part) < 5
+        listed += [job.id for job in part]
+        pages += 1
+    assert listed == ids
+
+
+async def test_a_live_list_with_a_filter_does_not_stop_the_api_when_it_connects_again() -> None:
+    changes = JobChanges(0, listed_answer)
+    for number in range(2_000):
+        changes.add(a_job(), number + 1)
+    changes.complete(2_000)
+    chosen = parse_filter(" or ".join(["gpus>9"] * 100))
+    assert chosen is not None
+
+    async def read() -> None:
+        place, items = await _batch(changes, 0, None, lambda job: chosen.match(job, None, now=NOW) is not False)
+        assert (place, len(items), {item.name for item in items}) == (2_000, 2_000, {"left"})
+
+    assert await turns_of_others(read()) > 5

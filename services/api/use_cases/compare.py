@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field
@@ -189,7 +190,7 @@ async def _jobs(services: ApiServices, principal: Principal, params: StatisticsP
         page, following = await services.jobs.page(query, limit=_MOST_JOBS)
         return list(page), following is not None
     page, following = await services.jobs.search(
-        chosen.query(query), lambda jobs: matching(services, chosen, jobs), limit=_MOST_JOBS
+        chosen.query(query), partial(matching, services, chosen), limit=_MOST_JOBS
     )
     return list(page), following is not None
 

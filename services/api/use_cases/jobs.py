@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Final, Literal
 
 from msgspec import UNSET
@@ -13,6 +14,7 @@ from pydantic import Field
 from services.api.access import Principal
 from services.api.answers import Answer, Done, doc
 from services.api.causes import LAST_LINES, Cause, find_cause
+from services.api.event_loop import Turns
 from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.job_filter import parse_filter
@@ -122,13 +124,16 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
     else:
         documents, following = await services.jobs.search(
             chosen.query(query),
-            lambda jobs: matching(services, chosen, jobs),
+            partial(matching, services, chosen),
             limit=params.limit,
             newest_first=newest_first,
         )
     queued = [document.id for document in documents if document.status is Status.QUEUED]
     waiting = await services.platform.waiting(queued) if queued else {}
-    jobs = [replace(job_answer(document, waiting.get(document.id)), startup=UNSET) for document in documents]
+    jobs, turns = [], Turns()
+    for document in documents:
+        await turns.let_others_run()
+        jobs.append(replace(job_answer(document, waiting.get(document.id)), startup=UNSET))
     if fields:
         jobs = [_cut(job, fields) for job in jobs]
     if wanted:

@@ -20,6 +20,7 @@ from pydantic import Field
 from services.api.access import Principal
 from services.api.answers import Answer, doc
 from services.api.clients import Summary
+from services.api.event_loop import Turns
 from services.api.job_answer import Job, JobEvent
 from services.api.job_changes import JobChanges
 from services.api.job_filter import JobFilter, parse_filter
@@ -242,7 +243,7 @@ async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | N
         place = changes.number if place is None else place
         while True:
             changed = changes.changed
-            place, items = _batch(changes, place, tenant, listed)
+            place, items = await _batch(changes, place, tenant, listed)
             for item in items:
                 yield item
             if items:
@@ -251,7 +252,7 @@ async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | N
                 await changed.wait()
 
 
-def _batch(
+async def _batch(
     changes: JobChanges, place: int, tenant: str | None, listed: Callable[[JobDocument], bool]
 ) -> tuple[int, list[_Item]]:
     """The next place and the events of a page. The last one has the position, so that a page that is cut off in between
@@ -259,8 +260,10 @@ def _batch(
     """
     batch = changes.after(place)
     items = [_Item("reset", StreamReset())] if batch.missed else []
+    turns = Turns()
     for change in batch.changes:
         if tenant is None or change.job.tenant == tenant:
+            await turns.let_others_run()
             left = StreamLeft(id=change.job.id)
             items.append(_Item("job", change.data) if listed(change.job) else _Item("left", left))
     if items:
