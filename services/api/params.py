@@ -20,7 +20,11 @@ MOST_VALUES: Final = 100
 """Values of a parameter that is a list, unless its model says otherwise."""
 _LONGEST: Final = 8_192
 """Characters of a text; files have the longest, in their paths. A gRPC message would have room for millions."""
-Seq = Annotated[int | None, Field(ge=0, lt=2**53)]
+END_OF_SEQ: Final = 2**53
+"""Every ``seq`` of lines, points and events, and every position in a list of changes, is below it: JavaScript's numbers
+are exact up to there.
+"""
+Seq = Annotated[int | None, Field(ge=0, lt=END_OF_SEQ)]
 Step = Annotated[int | None, Field(ge=-(2**63), lt=2**63)]
 Small = Annotated[int | None, Field(ge=0, lt=2**31)]
 

@@ -20,7 +20,7 @@ from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.job_filter import parse_filter
 from services.api.job_metrics import WantedMetrics, wanted_metrics
 from services.api.job_search import matching
-from services.api.params import MOST_VALUES, Params, wrong_parameter
+from services.api.params import END_OF_SEQ, MOST_VALUES, Params, wrong_parameter
 from services.api.platform import spec_of
 from services.api.services import ApiServices
 from services.api.usage import usage_answer
@@ -86,7 +86,7 @@ class JobParams(Params):
 class HistoryParams(Params):
     """Which events of a job's history to get."""
 
-    after: int = Field(default=0, ge=0, lt=2**53, description="Only events with a higher `seq`.")
+    after: int = Field(default=0, ge=0, lt=END_OF_SEQ, description="Only events with a higher `seq`.")
 
 
 class ListJobsReply(Answer):

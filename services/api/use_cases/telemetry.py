@@ -16,7 +16,7 @@ from services.api.access import Principal
 from services.api.answers import Answer, Time, as_time, doc, number
 from services.api.following import Changed, End
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
-from services.api.params import Params, Seq, Small, Step, unix_ms, wrong_parameter
+from services.api.params import END_OF_SEQ, Params, Seq, Small, Step, unix_ms, wrong_parameter
 from services.api.services import ApiServices
 from services.api.usage import LearnerUsage, usage_answer
 from services.core.domain.errors import Unavailable
@@ -25,7 +25,6 @@ from services.core.domain.status import Status
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
 
 _SEARCH_CHECK_S = 2.0
-_MAX_SEQ = 2**53
 MOST_NAMES: Final = 1_000
 """Metrics that a request names."""
 _FETCHED = frozenset({Status.PENDING, Status.DOWNLOADING, Status.PROCESSING})
@@ -459,6 +458,6 @@ async def _check_search(services: ApiServices, job_id: str, query: LineQuery) ->
     if query.search is not None:
         try:
             async with asyncio.timeout(_SEARCH_CHECK_S):
-                await services.telemetry.lines(job_id, replace(query, tail=None, after_seq=_MAX_SEQ), limit=1)
+                await services.telemetry.lines(job_id, replace(query, tail=None, after_seq=END_OF_SEQ), limit=1)
         except (Unavailable, TimeoutError):
             return
