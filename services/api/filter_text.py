@@ -21,6 +21,8 @@ from services.core.domain.errors import FieldError, InvalidRequest
 
 MOST_CHARACTERS: Final = 4_000
 _MOST_DEPTH: Final = 50
+_MOST_COMPARISONS: Final = 100
+"""Each is made for each job of a list."""
 _TOKEN: Final = re.compile(
     r"""\s*(?:(?P<op>!=|<=|>=|==|[=<>~])|(?P<sign>[(),])|"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'"""
     r"""|(?P<word>[^\s!=<>~(),"']+))""",
@@ -109,6 +111,7 @@ class _Parser:
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
         self._at = 0
+        self._comparisons = 0
 
     @property
     def token(self) -> _Token:
@@ -147,6 +150,10 @@ class _Parser:
         field = self.token
         if field.kind not in {"word", "text"} or (field.kind == "word" and field.text.lower() in _KEYWORDS):
             raise self.expected("the name of a field")
+        self._comparisons += 1
+        if self._comparisons > _MOST_COMPARISONS:
+            message = f"column {field.column}: it has more than {_MOST_COMPARISONS} comparisons"
+            raise wrong_filter(message, "write several values of one field as: FIELD in (A, B)")
         self._at += 1
         if self._skip("not"):
             if not self._skip("in"):

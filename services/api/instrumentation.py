@@ -12,12 +12,15 @@ from services.core.domain.errors import InvalidArchive, NoSpace, TooLarge
 from services.core.domain.spec import JobSpec
 
 _SECONDS: Final = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
-_SHAPE: Final = ("framework", "version", "gpus", "cpus", "memory")
+_KIND_LABELS: Final = ("framework", "version", "gpus", "cpus", "memory")
+_MOST_KINDS: Final = 500
+"""Different kinds of jobs that are counted one by one. Users choose them, and each time series is kept for ever."""
 
 
 class Instrumentation:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.created = Counter("trainer_trainings_create", "Jobs accepted.", _SHAPE, registry=registry)
+        self.created = Counter("trainer_trainings_create", "Jobs accepted.", _KIND_LABELS, registry=registry)
+        self._kinds: set[tuple[str, ...]] = set()
         self.deleted = Counter("trainer_trainings_delete", "Jobs deleted.", registry=registry)
         self.halted = Counter("trainer_trainings_halt", "Halts requested.", registry=registry)
         self.code_refused = Counter(
@@ -55,10 +58,14 @@ class Instrumentation:
             raise
 
     def count_accepted(self, spec: JobSpec) -> None:
-        """Counts a new job by its framework and the size of its first role."""
+        """Counts a new job by its framework and the size of its first role; beyond ``_MOST_KINDS`` as "other"."""
         first = spec.role_resources(next(iter(spec.roles)))
         framework = spec.framework
-        self.created.labels(
+        kind: tuple[str, ...] = (
             framework.name if framework else "", framework.version if framework else "", f"{first.gpus:g}",
             f"{first.cpus:g}", str(first.memory),
-        ).inc()  # fmt: skip
+        )  # fmt: skip
+        if kind not in self._kinds and len(self._kinds) >= _MOST_KINDS:
+            kind = ("other",) * len(_KIND_LABELS)
+        self._kinds.add(kind)
+        self.created.labels(*kind).inc()

@@ -12,12 +12,13 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 from services.api.filter_text import And, Comparison, Not, Or, Tree, parse, wrong_filter
 from services.api.platform import spec_of
 from services.core.domain.job import Job
-from services.core.domain.spec import nearest
+from services.core.domain.spec import JobSpec, nearest
 from services.core.domain.status import Status
 from services.core.domain.units import parse_duration
 from services.core.ports.job_store import JobQuery
@@ -34,45 +35,61 @@ _ENV: Final = "env."
 _STATISTICS: Final = {"last": "last", "min": "low", "max": "high"}
 
 
+class _JobView:
+    """A job during one match. Its spec is parsed once, if any term needs it: that takes longer than all comparisons."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    @cached_property
+    def spec(self) -> JobSpec | None:
+        """None if this version cannot read it."""
+        return spec_of(self.job)
+
+
 @dataclass(frozen=True, slots=True)
 class _Field:
     kind: str
     """text, status, number, time or duration."""
-    read: Callable[[Job], Any]
+    read: Callable[[_JobView], Any]
     """The value; of texts also a list. Times and durations are milliseconds."""
 
 
-def _of_spec(read: Callable[[Any], Any]) -> Callable[[Job], Any]:
-    return lambda job: read(spec) if (spec := spec_of(job)) else None
+def _of_job(read: Callable[[Job], Any]) -> Callable[[_JobView], Any]:
+    return lambda view: read(view.job)
+
+
+def _of_spec(read: Callable[[JobSpec], Any]) -> Callable[[_JobView], Any]:
+    return lambda view: read(spec) if (spec := view.spec) else None
 
 
 _FIELDS: Final[dict[str, _Field]] = {
-    "id": _Field("text", lambda job: job.id),
-    "name": _Field("text", lambda job: job.spec.get("name", "")),
-    "user": _Field("text", lambda job: job.user),
-    "tenant": _Field("text", lambda job: job.tenant),
-    "status": _Field("status", lambda job: job.status.value),
-    "reason": _Field("text", lambda job: job.state.reason),
-    "message": _Field("text", lambda job: job.state.message),
-    "tag": _Field("text", lambda job: list(job.spec.get("tags", ()))),
-    "priority": _Field("text", lambda job: job.spec.get("priority", "normal")),
+    "id": _Field("text", _of_job(lambda job: job.id)),
+    "name": _Field("text", _of_job(lambda job: job.spec.get("name", ""))),
+    "user": _Field("text", _of_job(lambda job: job.user)),
+    "tenant": _Field("text", _of_job(lambda job: job.tenant)),
+    "status": _Field("status", _of_job(lambda job: job.status.value)),
+    "reason": _Field("text", _of_job(lambda job: job.state.reason)),
+    "message": _Field("text", _of_job(lambda job: job.state.message)),
+    "tag": _Field("text", _of_job(lambda job: list(job.spec.get("tags", ())))),
+    "priority": _Field("text", _of_job(lambda job: job.spec.get("priority", "normal"))),
     "framework": _Field("text", _of_spec(lambda spec: spec.framework.name if spec.framework else "")),
     "learners": _Field("number", _of_spec(lambda spec: spec.learners)),
     "gpus": _Field(
         "number",
         _of_spec(lambda spec: sum(spec.role_resources(name).gpus * role.count for name, role in spec.roles.items())),
     ),
-    "attempt": _Field("number", lambda job: job.attempt.number),
-    "retries": _Field("number", lambda job: job.counters.retries),
-    "restarts": _Field("number", lambda job: job.counters.restarts),
-    "exit_code": _Field("number", lambda job: job.verdict.exit_code if job.verdict else None),
-    "created": _Field("time", lambda job: job.created),
-    "updated": _Field("time", lambda job: job.updated),
-    "finished": _Field("time", lambda job: job.finished),
-    "duration": _Field("duration", lambda job: (job.attempt.started, job.finished)),
+    "attempt": _Field("number", _of_job(lambda job: job.attempt.number)),
+    "retries": _Field("number", _of_job(lambda job: job.counters.retries)),
+    "restarts": _Field("number", _of_job(lambda job: job.counters.restarts)),
+    "exit_code": _Field("number", _of_job(lambda job: job.verdict.exit_code if job.verdict else None)),
+    "created": _Field("time", _of_job(lambda job: job.created)),
+    "updated": _Field("time", _of_job(lambda job: job.updated)),
+    "finished": _Field("time", _of_job(lambda job: job.finished)),
+    "duration": _Field("duration", _of_job(lambda job: (job.attempt.started, job.finished))),
 }
 FIELDS: Final = (*_FIELDS, "env.NAME", "metric.NAME")
-Test: TypeAlias = Callable[[Job, Metrics | None, int], bool | None]
+Test: TypeAlias = Callable[[_JobView, Metrics | None, int], bool | None]
 """(job, its metrics or None if they are not known, now in Unix ms) -> whether it matches; None: not known."""
 
 
@@ -87,7 +104,7 @@ class JobFilter:
 
     def match(self, job: Job, metrics: Metrics | None, *, now: int) -> bool | None:
         """Whether the job matches; None if that depends on its metrics and these are None. ``now``: Unix ms."""
-        return self._test(job, metrics, now)
+        return self._test(_JobView(job), metrics, now)
 
     def query(self, query: JobQuery) -> JobQuery:
         """The query, narrowed by what the store can compare. Every job that matches is still in it."""
@@ -119,17 +136,17 @@ def _compiled(tree: Tree, names: dict[str, None]) -> Test:
     if isinstance(tree, Not):
         inner = _compiled(tree.term, names)
 
-        def negated(job: Job, metrics: Metrics | None, now: int) -> bool | None:
-            answer = inner(job, metrics, now)
+        def negated(view: _JobView, metrics: Metrics | None, now: int) -> bool | None:
+            answer = inner(view, metrics, now)
             return None if answer is None else not answer
 
         return negated
     tests, decisive = [_compiled(term, names) for term in tree.terms], isinstance(tree, Or)
 
-    def joined(job: Job, metrics: Metrics | None, now: int) -> bool | None:
+    def joined(view: _JobView, metrics: Metrics | None, now: int) -> bool | None:
         unknown = False
         for test in tests:
-            answer = test(job, metrics, now)
+            answer = test(view, metrics, now)
             if answer is decisive:
                 return decisive
             unknown = unknown or answer is None
@@ -144,7 +161,7 @@ def _comparison(comparison: Comparison, names: dict[str, None]) -> Test:
         return _metric(comparison, names)
     if name.startswith(_ENV) and len(name) > len(_ENV):
         variable = name.removeprefix(_ENV)
-        return _text(comparison, lambda job: dict(job.spec.get("env") or {}).get(variable))
+        return _text(comparison, _of_job(lambda job: (job.spec.get("env") or {}).get(variable)))
     field = _FIELDS.get(name.lower())
     if field is None:
         raise wrong_filter(f"column {comparison.column}: there is no field '{name[:60]}'", nearest(name[:60], FIELDS))
@@ -155,15 +172,15 @@ def _comparison(comparison: Comparison, names: dict[str, None]) -> Test:
     return _time(comparison, field.read) if field.kind == "time" else _duration(comparison, field.read)
 
 
-def _text(comparison: Comparison, read: Callable[[Job], Any]) -> Test:
+def _text(comparison: Comparison, read: Callable[[_JobView], Any]) -> Test:
     op = comparison.op
     if op in _ORDER:
         raise wrong_filter(f"column {comparison.column}: {comparison.field} is a text", "use =, !=, ~ or in")
     values = set(comparison.values)
     part = comparison.values[0].lower()
 
-    def test(job: Job, _metrics: Metrics | None, _now: int) -> bool:
-        value = read(job)
+    def test(view: _JobView, _metrics: Metrics | None, _now: int) -> bool:
+        value = read(view)
         texts = value if isinstance(value, list) else [] if value is None else [str(value)]
         if op == "~":
             return any(part in str(text).lower() for text in texts)
@@ -182,9 +199,9 @@ def _known_status(comparison: Comparison) -> Comparison:
     return replace(comparison, values=tuple(value.upper() for value in comparison.values))
 
 
-def _number(comparison: Comparison, read: Callable[[Job], Any]) -> Test:
+def _number(comparison: Comparison, read: Callable[[_JobView], Any]) -> Test:
     compare = _compare(comparison, [_float(comparison, text) for text in comparison.values])
-    return lambda job, _metrics, _now: compare(read(job))
+    return lambda view, _metrics, _now: compare(read(view))
 
 
 def _metric(comparison: Comparison, names: dict[str, None]) -> Test:
@@ -195,7 +212,7 @@ def _metric(comparison: Comparison, names: dict[str, None]) -> Test:
     names[stem] = None
     compare = _compare(comparison, [_float(comparison, text) for text in comparison.values])
 
-    def test(_job: Job, metrics: Metrics | None, _now: int) -> bool | None:
+    def test(_view: _JobView, metrics: Metrics | None, _now: int) -> bool | None:
         if metrics is None:
             return None
         aggregate = metrics.get(stem)
@@ -204,7 +221,7 @@ def _metric(comparison: Comparison, names: dict[str, None]) -> Test:
     return test
 
 
-def _time(comparison: Comparison, read: Callable[[Job], Any]) -> Test:
+def _time(comparison: Comparison, read: Callable[[_JobView], Any]) -> Test:
     """A duration is an age: ``created<2d`` is younger than two days. Anything else is a moment."""
     text = comparison.values[0]
     if comparison.op in {"~", "in"}:
@@ -212,19 +229,19 @@ def _time(comparison: Comparison, read: Callable[[Job], Any]) -> Test:
     moment = _moment(text)
     if moment is not None:
         compare = _compare(comparison, [moment])
-        return lambda job, _metrics, _now: compare(read(job))
+        return lambda view, _metrics, _now: compare(read(view))
     ages = _compare(
         comparison, [float(_milliseconds(comparison, text, "a time such as 2026-11-20 or an age such as 2d"))]
     )
-    return lambda job, _metrics, now: ages(None if (value := read(job)) is None else now - value)
+    return lambda view, _metrics, now: ages(None if (value := read(view)) is None else now - value)
 
 
-def _duration(comparison: Comparison, read: Callable[[Job], Any]) -> Test:
+def _duration(comparison: Comparison, read: Callable[[_JobView], Any]) -> Test:
     lengths = [float(_milliseconds(comparison, text, "a duration such as 90s or 2h")) for text in comparison.values]
     compare = _compare(comparison, lengths)
 
-    def test(job: Job, _metrics: Metrics | None, now: int) -> bool:
-        began, ended = read(job)
+    def test(view: _JobView, _metrics: Metrics | None, now: int) -> bool:
+        began, ended = read(view)
         return compare(None if began is None else (now if ended is None else ended) - began)
 
     return test
@@ -240,7 +257,8 @@ def _compare(comparison: Comparison, values: Sequence[float]) -> Callable[[Any],
         return lambda value: value is not None and order(value, bound)
     if op == "!=":
         return lambda value: value is None or value != values[0]
-    return lambda value: value is not None and value in values
+    wanted = frozenset(values)
+    return lambda value: value is not None and value in wanted
 
 
 def _float(comparison: Comparison, text: str) -> float:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -41,6 +42,8 @@ _TRIES: Final = 100
 _SEARCH_S: Final = 1.0
 _SEARCHED: Final = 500
 """Jobs that a search reads at a time."""
+_COMPARED_S: Final = 0.25
+"""So long, at least, a search compares the jobs that it has read: it goes on although the store is slow."""
 _CACHED_JOBS: Final = 16 * 2**20
 _CACHED_PAGES: Final = 32 * 2**20
 """Bytes of jobs and of pages that are cached for times when the store is away: thousands of ordinary jobs (2 KiB), and
@@ -55,6 +58,16 @@ class DesiredResult:
     job: Job
     replayed: bool
     """The change was made before, under this idempotency key; ``job`` is as it is now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The result of comparing some jobs with a filter."""
+
+    jobs: Sequence[Job]
+    """Those that match, in their order."""
+    read: int
+    """How many were compared, from the first; fewer than there were: the time was over."""
 
 
 class Jobs:
@@ -127,12 +140,13 @@ class Jobs:
     async def search(
         self,
         query: JobQuery,
-        matching: Callable[[Sequence[Job]], Awaitable[Sequence[Job]]],
+        matching: Callable[[Sequence[Job], Callable[[], bool]], Awaitable[Matched]],
         *,
         limit: int,
         newest_first: bool = True,
     ) -> tuple[Sequence[Job], str | None]:
-        """As ``page``, of the jobs of the query that ``matching`` keeps.
+        """As ``page``, of the jobs of the query that ``matching`` keeps: of some jobs, until its second argument is
+        true.
 
         It reads for ``_SEARCH_S`` seconds at most, so a page may have fewer jobs, or none, and still a cursor.
         """
@@ -140,15 +154,20 @@ class Jobs:
         until = self._clock.boottime() + _SEARCH_S
         while True:
             documents = await self._store.find(query, newest_first=newest_first, limit=_SEARCHED)
-            kept = await matching(documents)
-            matched += kept
-            if len(matched) > limit or (len(matched) == limit and len(documents) == _SEARCHED):
+            compared_until = max(until, self._clock.boottime() + _COMPARED_S)
+            part = await matching(documents, partial(self._is_after, compared_until))
+            matched += part.jobs
+            is_last = part.read == len(documents) < _SEARCHED
+            if len(matched) > limit or (len(matched) == limit and not is_last):
                 return matched[:limit], matched[limit - 1].id
-            if len(documents) < _SEARCHED:
+            if is_last:
                 return matched, None
-            if self._clock.boottime() >= until:
-                return matched, documents[-1].id
+            if part.read < len(documents) or self._clock.boottime() >= until:
+                return matched, documents[part.read - 1].id
             query = replace(query, after=documents[-1].id)
+
+    def _is_after(self, moment: float) -> bool:
+        return self._clock.boottime() >= moment
 
     async def waiting(self, query: JobQuery, *, limit: int) -> Sequence[Job]:
         """The oldest ``limit`` jobs of the query, oldest first."""

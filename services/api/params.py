@@ -16,15 +16,23 @@ from services.core.domain.errors import FieldError, InvalidRequest
 from services.core.domain.spec_errors import plain_message
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-Seq = Annotated[int | None, Field(ge=0, lt=2**53)]
+MOST_VALUES: Final = 100
+"""Values of a parameter that is a list, unless its model says otherwise."""
+_LONGEST: Final = 8_192
+"""Characters of a text; files have the longest, in their paths. A gRPC message would have room for millions."""
+END_OF_SEQ: Final = 2**53
+"""Every ``seq`` of lines, points and events, and every position in a list of changes, is below it: JavaScript's numbers
+are exact up to there.
+"""
+Seq = Annotated[int | None, Field(ge=0, lt=END_OF_SEQ)]
 Step = Annotated[int | None, Field(ge=-(2**63), lt=2**63)]
 Small = Annotated[int | None, Field(ge=0, lt=2**31)]
 
 
 class Params(BaseModel):
-    """Base of all parameters. Unknown ones are ignored."""
+    """Base of all parameters. Unknown ones are ignored. Texts are bounded here, and lists where they are declared."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, str_max_length=_LONGEST)
 
 
 def wrong_parameter(parameter: str, message: str) -> InvalidRequest:

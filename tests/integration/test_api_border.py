@@ -155,6 +155,24 @@ async def test_unknown_paths_and_methods_are_answered_with_problems(api: Api) ->
     assert {method.strip() for method in cannot.headers["allow"].split(",")} == {"GET", "POST"}
 
 
+async def test_invented_methods_without_a_key_take_no_memory_of_the_api(api: Api) -> None:
+    def series() -> int:
+        return sum(line.startswith("weft_http_request") for line in api.measured().splitlines())
+
+    async def invent(first: int) -> None:
+        for number in range(first, first + 20):
+            answer = await raw(
+                api, b"A%09d /v1/jobs HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % number, within_s=HANG_S
+            )
+            assert answer.startswith(b"HTTP/1.1 401"), answer[:300]
+
+    await invent(0)
+    before = series()
+    await invent(20)
+    assert series() == before
+    assert 'weft_http_requests_total{method="other",route="unknown",status="401"}' in api.measured()
+
+
 async def test_an_unexpected_error_is_logged_and_answered_without_its_text(tmp_path: Path) -> None:
     class Broken:
         def __getattr__(self, name: str) -> Any:

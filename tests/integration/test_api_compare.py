@@ -133,6 +133,7 @@ async def test_a_wrong_clone_is_refused_with_the_field_and_makes_no_job(api: Api
         {"set": 3},
         {"set": {"name.first": "x"}},
         {"set": {"env.X": "y" * 300_000}},
+        {"set": {"." * 5_000: "x"}},
     ]
     for body in bodies:
         assert (await api.admin.post(url, json=body)).status_code in {400, 413}, str(body)[:50]

@@ -66,6 +66,14 @@ async def page(client: httpx2.AsyncClient, last: str = "", **params: Any) -> Asy
             await asyncio.wait({reading})
 
 
+async def refusal(client: httpx2.AsyncClient, last: str, **params: Any) -> tuple[int, str]:
+    """Status and pointer of the answer to a wrong stream. A stream that begins has no pointer, and no end."""
+    headers = {"Last-Event-ID": last}
+    async with client.stream("GET", "/v1/stream", params=params, headers=headers, timeout=HANG_S) as answer:
+        problem = json.loads(await answer.aread()) if answer.status_code >= 400 else {"errors": [{"pointer": ""}]}
+        return answer.status_code, problem["errors"][0]["pointer"]
+
+
 @pytest.fixture
 async def api(tmp_path: Path, metrics: MetricsProcess) -> AsyncIterator[Api]:
     async with api_over(tmp_path, metrics.address, key_cache_s=0) as api:
@@ -222,7 +230,8 @@ async def test_a_stream_ends_with_the_session_it_was_opened_in(api: Api, monkeyp
     ("params", "status"),
     [
         ({"job": "j" + "0" * 22}, 404), ({"points": "j" + "0" * 22}, 404), ({"lines": "j" + "0" * 22}, 404),
-        ({"points": "x"}, 400), ({"points": "{job}:x"}, 400), ({"job": ["{job}"] * 21}, 400), ({"list": "maybe"}, 400),
+        ({"points": "x"}, 400), ({"points": "{job}:x"}, 400), ({"points": "{job}:9007199254740992"}, 400),
+        ({"lines": "{job}:9007199254740992"}, 400), ({"job": ["{job}"] * 21}, 400), ({"list": "maybe"}, 400),
     ],
 )  # fmt: skip
 async def test_a_wrong_stream_is_refused_before_it_begins(api: Api, params: dict[str, Any], status: int) -> None:
@@ -235,10 +244,27 @@ async def test_a_wrong_stream_is_refused_before_it_begins(api: Api, params: dict
     assert (refused.status_code, refused.headers["content-type"]) == (status, "application/problem+json")
 
 
-@pytest.mark.parametrize("last", ["x", "c", "c-", "c--1", "c-1.", "c-99999999999999999999", "z-1", "c-1,", "p123-1"])
+BEYOND = "9007199254740992"
+"""2**53"""
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "x", "c", "c-", "c--1", "c-1.", "c-99999999999999999999", "z-1", "c-1,", "p123-1",
+        *(f"{part}-{BEYOND}" for part in ("c", "h0", "p0", "l0")),
+    ],
+)  # fmt: skip
 async def test_an_id_of_no_stream_is_refused(api: Api, last: str) -> None:
-    refused = await api.admin.get("/v1/stream", params={"list": "true"}, headers={"Last-Event-ID": last})
-    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (400, "/header/last-event-id")
+    assert await refusal(api.admin, last, list="true") == (400, "/header/last-event-id")
+
+
+async def test_a_page_that_connects_again_with_too_high_an_id_gets_no_internal_error(api: Api) -> None:
+    job = (await api.submit())["id"]
+    assert await refusal(api.admin, "h0-9007199254740993", job=job) == (400, "/header/last-event-id")
+    async with page(api.admin, "h0-9007199254740991", job=job) as shown:
+        await until(lambda: len(shown.events) > 1 or shown.ended)
+        assert [event.name for event in shown.events][:2] == ["ready", "job"]
 
 
 async def test_another_tenants_job_cannot_be_followed(api: Api) -> None:

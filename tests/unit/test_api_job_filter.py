@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.api import job_filter
 from services.api.job_filter import FIELDS, parse_filter
+from services.api.platform import spec_of
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.job import Job
+from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
 from services.core.ports.job_store import JobQuery
 from services.core.ports.metric_store import Aggregate
@@ -145,6 +148,26 @@ def test_a_filter_is_bounded() -> None:
     for text in ("name=" + "a" * 4000, "(" * 60 + "name=a" + ")" * 60, "not " * 60 + "name=a"):
         with pytest.raises(InvalidRequest):
             parse_filter(text)
+
+
+def test_a_filter_of_hundreds_of_comparisons_is_refused_at_the_one_that_is_too_many() -> None:
+    assert parse_filter(" or ".join(["gpus>9"] * 100)) is not None
+    with pytest.raises(InvalidRequest, match=r"column 1001: it has more than 100 comparisons; .* FIELD in \(A, B\)"):
+        parse_filter(" or ".join(["gpus>9"] * 390))
+
+
+def test_a_filter_parses_the_spec_of_a_job_once_and_only_if_it_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[Job] = []
+
+    def counted(job: Job) -> JobSpec | None:
+        parsed.append(job)
+        return spec_of(job)
+
+    monkeypatch.setattr(job_filter, "spec_of", counted)
+    assert matches("user=ada and env.LR!=1", a_job()) is True
+    assert parsed == []
+    assert matches(" or ".join(["gpus>9", "learners>1", "framework=jax"] * 30), a_job()) is False
+    assert len(parsed) == 1
 
 
 @pytest.mark.parametrize("text", [None, "", "  "])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -41,6 +42,29 @@ def test_a_copy_has_the_changes_and_leaves_the_original() -> None:
 def test_a_path_below_a_text_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         with_fields(SPEC, {"name.first": "x"})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"a" + ".a" * 5_000: 1}, {"." * 5_000: 1}, {"." * 32: None},
+        {"roles": {"." * 5_000: {}}, "learners": 2},  # the count of a role of this name
+    ],
+)  # fmt: skip
+def test_a_clone_with_a_path_of_thousands_of_dots_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="the path of a field has at most 32 parts") as refused:
+        json.dumps(with_fields(SPEC, changes))
+    assert [error.pointer for error in refused.value.errors] == ["/set"]
+    assert len(refused.value.message) < 200
+
+
+def test_a_clone_with_a_path_of_as_many_parts_as_a_spec_has_levels_is_made() -> None:
+    assert json.dumps(with_fields(SPEC, {"b" + ".b" * 31: 1})).count('"b"') == 32
+
+
+def test_a_clone_with_too_many_changes_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at most 1000 changed fields"):
+        with_fields(SPEC, {f"env.A{number}": "x" for number in range(1_001)})
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from typing import Any, Final, Literal
 import grpc.aio
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import MessageToDict
+from pydantic import ValidationError
 
 from services.api.access import Principal
 from services.api.grpc.auth_interceptor import current, needs
 from services.api.grpc.messages import changed, message, params, series_message
 from services.api.job_answer import JobEvent
-from services.api.params import checked_digest, wrong_parameter
+from services.api.params import checked_digest, invalid_params, wrong_field, wrong_parameter
 from services.api.services import ApiServices
 from services.api.submit import read_spec_in_thread
 from services.api.use_cases import artifacts, compare, jobs, submission, telemetry
@@ -249,8 +250,15 @@ def _clone_params(request: jobs_pb2.CloneJobRequest) -> submission.CloneParams:
     def plain(value: Any) -> Any:
         return int(value) if isinstance(value, float) and value.is_integer() else value
 
-    changes = {path: plain(value) for path, value in MessageToDict(request.set).items()}
-    return submission.CloneParams(name=request.name if request.HasField("name") else None, set=changes)
+    try:
+        given = MessageToDict(request.set)
+    except ValueError:
+        raise wrong_field("/set", "a number is finite") from None
+    changes = {path: plain(value) for path, value in given.items()}
+    try:
+        return submission.CloneParams(name=request.name if request.HasField("name") else None, set=changes)
+    except ValidationError as invalid:
+        raise invalid_params(invalid, "") from None
 
 
 def _conditions(request: jobs_pb2.ChangeJobRequest) -> dict[str, Any]:

@@ -35,6 +35,7 @@ HANDLED: Final = "weft.handled"
 _SIGNED_IN: Final = "weft.signed_in"
 _ORIGINS: Final = "weft.origins"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_METHODS: Final = frozenset({*_READS, "POST", "PUT", "PATCH", "DELETE", "CONNECT", "TRACE"})
 _SECURITY: Final = {
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'; sandbox",
     b"x-frame-options": b"DENY",
@@ -81,9 +82,9 @@ class AuthMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                template = _template(scope)
-                self._instrumentation.seconds.labels(scope["method"][:10], template).observe(time.monotonic() - started)
-                self._instrumentation.requests.labels(scope["method"][:10], template, str(status)).inc()
+                method, template = _method(scope), _template(scope)
+                self._instrumentation.seconds.labels(method, template).observe(time.monotonic() - started)
+                self._instrumentation.requests.labels(method, template, str(status)).inc()
                 if age.seconds is not None:
                     message["headers"] = [*message["headers"], (b"age", str(round(age.seconds)).encode())]
                 _secure(message, private=_SIGNED_IN in scope)
@@ -169,6 +170,12 @@ def _secure(message: MutableMapping[str, Any], *, private: bool) -> None:
     if private and b"cache-control" not in sent:
         added.append((b"cache-control", b"no-store"))
     message["headers"] = [*message["headers"], *added]
+
+
+def _method(scope: Scope) -> str:
+    """The method as a label of metrics: each value is kept for ever, so methods that HTTP does not define share one."""
+    method = str(scope["method"])
+    return method if method in _METHODS else "other"
 
 
 def _template(scope: Scope) -> str:

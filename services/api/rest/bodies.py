@@ -8,6 +8,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from services.core.domain.errors import FieldError, InvalidRequest, TooLarge
+from services.core.domain.spec_errors import plain_message
 
 MAX_BODY: Final = 64 * 1024
 T = TypeVar("T", bound=BaseModel)
@@ -33,8 +34,8 @@ async def read_model(request: Request, model: type[T]) -> T:
         return model.model_validate_json(body, strict=True)
     except ValidationError as invalid:
         errors = tuple(
-            FieldError("".join(f"/{part}" for part in error["loc"] if isinstance(part, str)), error["msg"])
-            for error in invalid.errors(include_url=False, include_input=False, include_context=False)
+            FieldError("".join(f"/{part}" for part in error["loc"] if isinstance(part, str)), plain_message(error))
+            for error in invalid.errors(include_url=False, include_input=False)
         )
         first = errors[0]
         raise InvalidRequest(f"{first.pointer or 'the body'}: {first.message}", errors=errors) from None

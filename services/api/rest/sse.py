@@ -17,6 +17,7 @@ from fastapi.sse import format_sse_event
 from starlette.responses import StreamingResponse
 
 from services.api.answers import to_json
+from services.api.params import END_OF_SEQ
 from services.api.rest.answers import problem
 from services.api.rest.auth_middleware import trace_id_of
 from services.api.services import ApiServices
@@ -24,7 +25,6 @@ from services.core.domain.errors import FieldError, Internal, InvalidRequest, We
 from services.core.runtime.edges import log_unexpected
 
 KEEPALIVE: Final = b": \n\n"
-_MAX_SEQ: Final = 2**53
 _AHEAD: Final = 4
 """Frames that are read ahead of a slow reader; beyond that, reading waits."""
 log = structlog.get_logger()
@@ -40,7 +40,7 @@ def resumed_at(request: Request, after: int | None) -> int | None:
     event_id = request.headers.get("last-event-id")
     if not event_id:
         return after
-    if not (event_id.isascii() and event_id.isdecimal()) or int(event_id[:17]) >= _MAX_SEQ or len(event_id) > 16:
+    if not (event_id.isascii() and event_id.isdecimal()) or int(event_id[:17]) >= END_OF_SEQ or len(event_id) > 16:
         message = "Last-Event-ID is the id of an event of this stream"
         raise InvalidRequest(message, errors=(FieldError("/header/last-event-id", message),))
     return int(event_id)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field
@@ -12,9 +14,10 @@ from pydantic import ConfigDict, Field
 from services.api.access import Principal
 from services.api.answers import Answer, doc, number
 from services.api.clients import StepStatistics
+from services.api.event_loop import Turns
 from services.api.job_filter import parse_filter
 from services.api.job_search import matching
-from services.api.params import Params, wrong_parameter
+from services.api.params import MOST_VALUES, Params, wrong_parameter
 from services.api.services import ApiServices
 from services.api.spec_fields import differences, fields_of, shown
 from services.core.domain.job import Job
@@ -22,6 +25,11 @@ from services.core.ports.job_store import JobQuery
 
 _MOST_JOBS: Final = 1_000
 _MOST_GROUPS: Final = 100
+_MOST_FIELDS: Final = 200
+_LONGEST_FIELD: Final = 1_000
+"""Fields of the answered groups, and characters of a field's path: variables of an environment have any number and
+length.
+"""
 _AT_A_TIME: Final = 4
 _NEVER_COMPARED: Final = frozenset({"name"})
 """Of a spec: two seeds of one experiment may have names of their own."""
@@ -33,19 +41,26 @@ class StatisticsParams(Params):
     model_config = ConfigDict(frozen=True, populate_by_name=True)
     name: str = Field(min_length=1, max_length=1000, description="Name of the metric.")
     context: list[str] | None = Field(
-        default=None, description="Its labels as KEY=VALUE; default: the first series of each job, whatever its labels."
+        default=None,
+        max_length=MOST_VALUES,
+        description="Its labels as KEY=VALUE; default: the first series of each job, whatever its labels.",
     )
     job: list[str] | None = Field(default=None, max_length=200, description="Ids of the jobs; at most 200.")
     q: str | None = Field(default=None, description="In place of ids: the newest 1000 jobs that match this filter.")
     tenant: str | None = Field(
         default=None, description="With `q`: tenant whose jobs count; default: the caller's. Admins: any, or * for all."
     )
-    by: list[str] | None = Field(default=None, description="Fields of the spec whose values make a group, e.g. env.LR.")
+    by: list[str] | None = Field(
+        default=None,
+        max_length=MOST_VALUES,
+        description="Fields of the spec whose values make a group, e.g. env.LR; at most 100.",
+    )
     but: list[str] | None = Field(
         default=None,
+        max_length=MOST_VALUES,
         alias="except",
         description="Fields of the spec that may differ within a group, e.g. env.SEED; all others, but for the name, "
-        "are equal.",
+        "are equal; at most 100.",
     )
     max_points: int = Field(default=500, ge=2, le=10_000, description="Most steps of each group.")
 
@@ -68,7 +83,7 @@ class StatisticsReply(Answer):
 
     groups: Annotated[list[StatisticsGroup], doc("Groups in the order of their newest jobs.")]
     without: Annotated[list[str], doc("Ids of the jobs that did not report the metric.")]
-    truncated: Annotated[bool, doc("There are more jobs, or more groups (100 are answered).")]
+    truncated: Annotated[bool, doc("There are more jobs, groups (100 are answered) or fields of groups (200).")]
 
 
 class DiffParams(Params):
@@ -112,8 +127,8 @@ class JobDifference(Answer):
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    key: Mapping[str, Any]
-    """Fields that all jobs of the group share."""
+    key: Mapping[str, str]
+    """Fields that all jobs of the group share, as texts."""
     jobs: list[Job]
 
 
@@ -124,7 +139,7 @@ async def get_statistics(services: ApiServices, principal: Principal, params: St
     if params.by and params.but:
         raise wrong_parameter("by", "give either `by` or `except`")
     jobs, more = await _jobs(services, principal, params)
-    groups = _groups(jobs, params)
+    groups = await _groups(jobs, params)
     limited = asyncio.Semaphore(_AT_A_TIME)
     labels = _labels(params.context)
 
@@ -134,15 +149,16 @@ async def get_statistics(services: ApiServices, principal: Principal, params: St
             return await services.telemetry.statistics(ids, params.name, labels, max_points=params.max_points)
 
     computed = await asyncio.gather(*(compute(group) for group in groups[:_MOST_GROUPS]))
-    varying = _varying(groups)
+    varying = await _varying(groups)
+    fields = [path for path in varying if len(path) <= _LONGEST_FIELD][:_MOST_FIELDS]
     return StatisticsReply(
         groups=[
-            _group(group, varying, statistics)
+            _group(group, fields, statistics)
             for group, statistics in zip(groups, computed, strict=False)
             if statistics.steps
         ],
         without=[job_id for statistics in computed for job_id in statistics.without],
-        truncated=more or len(groups) > _MOST_GROUPS,
+        truncated=more or len(groups) > _MOST_GROUPS or len(fields) < len(varying),
     )
 
 
@@ -177,35 +193,44 @@ async def _jobs(services: ApiServices, principal: Principal, params: StatisticsP
         page, following = await services.jobs.page(query, limit=_MOST_JOBS)
         return list(page), following is not None
     page, following = await services.jobs.search(
-        chosen.query(query), lambda jobs: matching(services, chosen, jobs), limit=_MOST_JOBS
+        chosen.query(query), partial(matching, services, chosen), limit=_MOST_JOBS
     )
     return list(page), following is not None
 
 
-def _groups(jobs: Sequence[Job], params: StatisticsParams) -> list[_Group]:
+async def _groups(jobs: Sequence[Job], params: StatisticsParams) -> list[_Group]:
     if not params.by and not params.but:
         return [_Group({}, list(jobs))]
+    ignored, turns = {*_NEVER_COMPARED, *(params.but or ())}, Turns()
     groups: dict[tuple[tuple[str, str], ...], _Group] = {}
     for job in jobs:
+        await turns.let_others_run()
         fields = fields_of(job.spec)
-        if params.by:
-            key = {path: fields.get(path) for path in params.by}
-        else:
-            key = {path: value for path, value in fields.items() if path not in {*_NEVER_COMPARED, *(params.but or ())}}
-        groups.setdefault(tuple((path, shown(value)) for path, value in key.items()), _Group(key, [])).jobs.append(job)
+        paths = params.by or [path for path in fields if path not in ignored]
+        key = {path: shown(fields.get(path)) for path in paths}
+        groups.setdefault(tuple(key.items()), _Group(key, [])).jobs.append(job)
     return list(groups.values())
 
 
-def _varying(groups: Sequence[_Group]) -> list[str]:
-    """The fields whose values differ between groups."""
-    paths = dict.fromkeys(path for group in groups for path in group.key)
-    return [path for path in paths if len({shown(group.key.get(path)) for group in groups}) > 1]
+async def _varying(groups: Sequence[_Group]) -> list[str]:
+    """The fields whose values differ between groups. A group without a field has an empty value."""
+    first: dict[str, str] = {}
+    differing: set[str] = set()
+    counts: Counter[str] = Counter()
+    turns = Turns()
+    for group in groups:
+        await turns.let_others_run()
+        for path, text in group.key.items():
+            if first.setdefault(path, text) != text:
+                differing.add(path)
+        counts.update(group.key.keys())
+    return [path for path, text in first.items() if path in differing or (text and counts[path] < len(groups))]
 
 
-def _group(group: _Group, varying: Sequence[str], statistics: StepStatistics) -> StatisticsGroup:
+def _group(group: _Group, fields: Sequence[str], statistics: StepStatistics) -> StatisticsGroup:
     without = set(statistics.without)
     return StatisticsGroup(
-        key={path: shown(group.key.get(path)) for path in varying},
+        key={path: group.key.get(path, "") for path in fields},
         jobs=[job.id for job in group.jobs if job.id not in without],
         steps=list(statistics.steps),
         n=list(statistics.n),

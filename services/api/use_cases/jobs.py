@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Final, Literal
 
 from msgspec import UNSET
@@ -13,12 +14,13 @@ from pydantic import Field
 from services.api.access import Principal
 from services.api.answers import Answer, Done, doc
 from services.api.causes import LAST_LINES, Cause, find_cause
+from services.api.event_loop import Turns
 from services.api.explain import JobExplanation, explain
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
 from services.api.job_filter import parse_filter
 from services.api.job_metrics import WantedMetrics, wanted_metrics
 from services.api.job_search import matching
-from services.api.params import Params, wrong_parameter
+from services.api.params import END_OF_SEQ, MOST_VALUES, Params, wrong_parameter
 from services.api.platform import spec_of
 from services.api.services import ApiServices
 from services.api.usage import usage_answer
@@ -48,7 +50,9 @@ class JobsParams(Params):
         default=None, description="Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."
     )
     status: list[str] | None = Field(
-        default=None, description="Statuses to list, in any case; repeated or separated by commas. Default: all."
+        default=None,
+        max_length=MOST_VALUES,
+        description="Statuses to list, in any case; repeated or separated by commas. Default: all.",
     )
     name: str | None = Field(default=None, description="Only jobs of this name.")
     tag: str | None = Field(default=None, description="Only jobs with this tag.")
@@ -82,7 +86,7 @@ class JobParams(Params):
 class HistoryParams(Params):
     """Which events of a job's history to get."""
 
-    after: int = Field(default=0, ge=0, lt=2**53, description="Only events with a higher `seq`.")
+    after: int = Field(default=0, ge=0, lt=END_OF_SEQ, description="Only events with a higher `seq`.")
 
 
 class ListJobsReply(Answer):
@@ -120,13 +124,16 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
     else:
         documents, following = await services.jobs.search(
             chosen.query(query),
-            lambda jobs: matching(services, chosen, jobs),
+            partial(matching, services, chosen),
             limit=params.limit,
             newest_first=newest_first,
         )
     queued = [document.id for document in documents if document.status is Status.QUEUED]
     waiting = await services.platform.waiting(queued) if queued else {}
-    jobs = [replace(job_answer(document, waiting.get(document.id)), startup=UNSET) for document in documents]
+    jobs, turns = [], Turns()
+    for document in documents:
+        await turns.let_others_run()
+        jobs.append(replace(job_answer(document, waiting.get(document.id)), startup=UNSET))
     if fields:
         jobs = [_cut(job, fields) for job in jobs]
     if wanted:
@@ -247,13 +254,13 @@ async def _set_desired(
 
 
 def _statuses(texts: Sequence[str]) -> tuple[Status, ...]:
-    statuses: list[Status] = []
+    statuses: dict[Status, None] = {}
     for word in (word.strip().upper() for text in texts for word in text.split(",")):
         if word not in Status.__members__:
             raise wrong_parameter(
                 "status", f"there is no status of this name; {nearest(word[:40], list(Status.__members__))}"
             )
-        statuses.append(Status(word))
+        statuses[Status(word)] = None
     return tuple(statuses)
 
 

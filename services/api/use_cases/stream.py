@@ -20,10 +20,11 @@ from pydantic import Field
 from services.api.access import Principal
 from services.api.answers import Answer, doc
 from services.api.clients import Summary
+from services.api.event_loop import Turns
 from services.api.job_answer import Job, JobEvent
 from services.api.job_changes import Change, JobChanges
 from services.api.job_filter import JobFilter, parse_filter
-from services.api.params import Params, wrong_parameter
+from services.api.params import END_OF_SEQ, Params, wrong_parameter
 from services.api.services import ApiServices
 from services.api.use_cases import telemetry
 from services.api.use_cases.telemetry import EventsParams, JobEnd, JobLine, JobPoint, LinesParams, PointsParams
@@ -56,7 +57,9 @@ class StreamParams(Params):
     points: list[str] | None = Field(
         default=None, max_length=20, description="Id of a job, or ID:SEQ: its points after SEQ; default: from now on."
     )
-    name: list[str] | None = Field(default=None, description="Only points of metrics of these names.")
+    name: list[str] | None = Field(
+        default=None, max_length=telemetry.MOST_NAMES, description="Only points of metrics of these names."
+    )
     lines: list[str] | None = Field(
         default=None, max_length=4, description="Id of a job, or ID:SEQ: its log lines after SEQ; default: from now on."
     )
@@ -150,9 +153,10 @@ async def follow_page(
     for number, job_id in enumerate(params.job or ()):
         await services.jobs.get(principal, job_id)
         parts[f"h{number}"] = _job(services, principal, job_id, places.get(f"h{number}"))
-    for kind, texts, part in (("p", params.points, _points), ("l", params.lines, _lines)):
+    for parameter, texts, part in (("points", params.points, _points), ("lines", params.lines, _lines)):
+        kind = parameter[0]
         for number, text in enumerate(texts or ()):
-            job_id, after = _job_and_seq(text)
+            job_id, after = _job_and_seq(parameter, text)
             await services.jobs.get(principal, job_id)
             after = places.get(f"{kind}{number}", after)
             parts[f"{kind}{number}"] = part(services, principal, params, job_id, after)
@@ -241,7 +245,7 @@ async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | N
         place = changes.number if place is None else place
         while True:
             changed = changes.changed
-            place, items = _batch(changes, place, tenant, listed)
+            place, items = await _batch(changes, place, tenant, listed)
             for item in items:
                 yield item
             if items:
@@ -250,7 +254,7 @@ async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | N
                 await changed.wait()
 
 
-def _batch(
+async def _batch(
     changes: JobChanges, place: int, tenant: str | None, listed: Callable[[Change], bool]
 ) -> tuple[int, list[_Item]]:
     """The next place and the events of a page. The last one has the position, so that a page that is cut off in between
@@ -258,8 +262,10 @@ def _batch(
     """
     batch = changes.after(place)
     items = [_Item("reset", StreamReset())] if batch.missed else []
+    turns = Turns()
     for change in batch.changes:
         if tenant is None or change.tenant == tenant:
+            await turns.let_others_run()
             left = StreamLeft(id=change.job_id)
             items.append(_Item("job", change.data) if listed(change) else _Item("left", left))
     if items:
@@ -355,11 +361,12 @@ async def _count(services: ApiServices, job_id: str, count: Callable[[Summary], 
             await asyncio.sleep(_RETRY_S)
 
 
-def _job_and_seq(text: str) -> tuple[str, int | None]:
+def _job_and_seq(parameter: str, text: str) -> tuple[str, int | None]:
     match = _PART.fullmatch(text)
-    if match is None or not is_id(match[1], "j"):
-        raise wrong_parameter("points", "a part is the id of a job, or ID:SEQ")
-    return match[1], int(match[2]) if match[2] else None
+    after = int(match[2]) if match is not None and match[2] else None
+    if match is None or not is_id(match[1], "j") or (after or 0) >= END_OF_SEQ:
+        raise wrong_parameter(parameter, "a part is the id of a job, or ID:SEQ")
+    return match[1], after
 
 
 def _id_of(places: Mapping[str, int]) -> str:
@@ -371,7 +378,7 @@ def _places(text: str | None) -> dict[str, int]:
     places: dict[str, int] = {}
     for part in (text or "").split(".") if text else ():
         match = _PLACE.fullmatch(part)
-        if match is None or int(match[2]) >= 2**63 or len(places) > 50:
+        if match is None or int(match[2]) >= END_OF_SEQ or len(places) > 50:
             message = "Last-Event-ID is the id of an event of this stream"
             raise InvalidRequest(message, errors=(FieldError("/header/last-event-id", message),))
         places[match[1]] = int(match[2])

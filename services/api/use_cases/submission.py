@@ -35,11 +35,12 @@ class Incoming:
 class CloneParams(Params):
     """What the copy of a job has in place of the job's."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-    name: str | None = Field(default=None, description="Name of the copy; default: the job's.")
+    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=None)  # a value may be a long command
+    name: str | None = Field(default=None, max_length=1_000, description="Name of the copy; default: the job's.")
     set: dict[str, Any] = Field(
         default={},
-        description="Dotted path of a field of the spec, e.g. env.SEED -> its value; null removes the field.",
+        description="Dotted path of a field of the spec, e.g. env.SEED -> its value; null removes the field. "
+        "At most 1000 fields.",
     )
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import UNSET, structs
 from pydantic import Field
@@ -16,7 +16,7 @@ from services.api.access import Principal
 from services.api.answers import Answer, Time, as_time, doc, number
 from services.api.following import Changed, End
 from services.api.job_answer import Job, JobEvent, event_answer, job_answer
-from services.api.params import Params, Seq, Small, Step, unix_ms, wrong_parameter
+from services.api.params import END_OF_SEQ, Params, Seq, Small, Step, unix_ms, wrong_parameter
 from services.api.services import ApiServices
 from services.api.usage import LearnerUsage, usage_answer
 from services.core.domain.errors import Unavailable
@@ -25,7 +25,8 @@ from services.core.domain.status import Status
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
 
 _SEARCH_CHECK_S = 2.0
-_MAX_SEQ = 2**53
+MOST_NAMES: Final = 1_000
+"""Metrics that a request names."""
 _FETCHED = frozenset({Status.PENDING, Status.DOWNLOADING, Status.PROCESSING})
 """Statuses in which helpers may fetch; a learner that is started again fetches while others run."""
 
@@ -62,9 +63,10 @@ class PointsParams(Params):
     limit: int = Field(default=10_000, ge=1, le=50_000, description="Most points in the answer.")
     name: list[str] | None = Field(
         default=None,
-        description="Only metrics of these names; repeat it for several. Default: all that the training reports. Usage "
-        "of the hardware has the names system/cpu (cores), system/memory (bytes), system/gpu (GPUs in use) and "
-        "system/gpu_memory (bytes), and the label weft=usage.",
+        max_length=MOST_NAMES,
+        description="Only metrics of these names; repeat it for several, at most 1000. Default: all that the training "
+        "reports. Usage of the hardware has the names system/cpu (cores), system/memory (bytes), system/gpu (GPUs in "
+        "use) and system/gpu_memory (bytes), and the label weft=usage.",
     )
     rank: Small = Field(default=None, description="Only points of the learner with this rank in its role.")
     attempt: Small = Field(default=None, description="Only points of this attempt.")
@@ -456,6 +458,6 @@ async def _check_search(services: ApiServices, job_id: str, query: LineQuery) ->
     if query.search is not None:
         try:
             async with asyncio.timeout(_SEARCH_CHECK_S):
-                await services.telemetry.lines(job_id, replace(query, tail=None, after_seq=_MAX_SEQ), limit=1)
+                await services.telemetry.lines(job_id, replace(query, tail=None, after_seq=END_OF_SEQ), limit=1)
         except (Unavailable, TimeoutError):
             return

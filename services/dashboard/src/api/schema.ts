@@ -1508,7 +1508,7 @@ export interface components {
         StatisticsReply: {
             /** @description Groups in the order of their newest jobs. */
             groups: components["schemas"]["StatisticsGroup"][];
-            /** @description There are more jobs, or more groups (100 are answered). */
+            /** @description There are more jobs, groups (100 are answered) or fields of groups (200). */
             truncated: boolean;
             /** @description Ids of the jobs that did not report the metric. */
             without: string[];
@@ -2174,7 +2174,7 @@ export interface operations {
                     name?: string | null;
                     /**
                      * Set
-                     * @description Dotted path of a field of the spec, e.g. env.SEED -> its value; null removes the field.
+                     * @description Dotted path of a field of the spec, e.g. env.SEED -> its value; null removes the field. At most 1000 fields.
                      * @default {}
                      */
                     set?: {
@@ -2509,7 +2509,7 @@ export interface operations {
                 after?: number | null;
                 /** @description Most points in the answer. */
                 limit?: number;
-                /** @description Only metrics of these names; repeat it for several. Default: all that the training reports. Usage of the hardware has the names system/cpu (cores), system/memory (bytes), system/gpu (GPUs in use) and system/gpu_memory (bytes), and the label weft=usage. */
+                /** @description Only metrics of these names; repeat it for several, at most 1000. Default: all that the training reports. Usage of the hardware has the names system/cpu (cores), system/memory (bytes), system/gpu (GPUs in use) and system/gpu_memory (bytes), and the label weft=usage. */
                 name?: string[] | null;
                 /** @description Only points of the learner with this rank in its role. */
                 rank?: number | null;
@@ -3086,9 +3086,9 @@ export interface operations {
                 q?: string | null;
                 /** @description With `q`: tenant whose jobs count; default: the caller's. Admins: any, or * for all. */
                 tenant?: string | null;
-                /** @description Fields of the spec whose values make a group, e.g. env.LR. */
+                /** @description Fields of the spec whose values make a group, e.g. env.LR; at most 100. */
                 by?: string[] | null;
-                /** @description Fields of the spec that may differ within a group, e.g. env.SEED; all others, but for the name, are equal. */
+                /** @description Fields of the spec that may differ within a group, e.g. env.SEED; all others, but for the name, are equal; at most 100. */
                 except?: string[] | null;
                 /** @description Most steps of each group. */
                 max_points?: number;

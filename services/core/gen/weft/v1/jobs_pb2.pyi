@@ -297,11 +297,11 @@ class GetStatisticsRequest(_message.Message):
 
     @_builtins.property
     def by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Fields of the spec whose values make a group, e.g. env.LR."""
+        """Fields of the spec whose values make a group, e.g. env.LR; at most 100."""
 
     @_builtins.property
     def but(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Fields of the spec that may differ within a group, e.g. env.SEED. REST calls it `except`."""
+        """Fields of the spec that may differ within a group, e.g. env.SEED; at most 100. REST calls it `except`."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class StatisticsReply(_message.Message):
     WITHOUT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
-    """There are more jobs, or more groups (100 are answered)."""
+    """There are more jobs, groups (100 are answered) or fields of groups (200)."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatisticsGroup]:
         """Groups in the order of their newest jobs."""
@@ -2248,8 +2248,8 @@ class GetMetricsRequest(_message.Message):
     """Only points of this step or an earlier one."""
     @_builtins.property
     def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Only metrics of these names. Default: all that the training reports; usage of the hardware has the names
-        system/cpu, system/memory, system/gpu and system/gpu_memory.
+        """Only metrics of these names, at most 1000. Default: all that the training reports; usage of the hardware has the
+        names system/cpu, system/memory, system/gpu and system/gpu_memory.
         """
 
     @_builtins.property
