@@ -10,10 +10,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
@@ -27,12 +26,12 @@ from services.local.backup.keys import key_file
 from services.local.backup.restore_marker import is_half_restored
 from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
-from tests.testbed.filled_stores import ADMIN_KEY, SECRETS, contents, environment, fill, with_stores
+from tests.testbed.backups import EMBEDDED, backup, kinds, restore, snapshot
+from tests.testbed.filled_stores import ADMIN_KEY, SECRETS, fill, with_stores
 from tests.testbed.s3 import S3
 from tests.waiting import HANG_S
 
 WEFT = Path(sys.executable).with_name("weft")
-EMBEDDED: Mapping[str, str] = {}
 
 
 @pytest.fixture
@@ -40,24 +39,6 @@ def home(tmp_path: Path) -> Path:
     """A platform with some of everything in it."""
     with_stores(tmp_path / "home", EMBEDDED, fill, writing=True)
     return tmp_path / "home"
-
-
-def snapshot(home: Path, more: Mapping[str, str] = EMBEDDED) -> dict[str, Any]:
-    return with_stores(home, more, contents, writing=False)
-
-
-def kinds(content: Mapping[str, Any], *of: str) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if name.partition(" ")[0] in of}
-
-
-def backup(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **options: Any) -> dict[str, Any]:
-    with environment(home, more):
-        return PLATFORM.backup(str(file), str(home), report=lambda _: None, **options)
-
-
-def restore(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **options: Any) -> dict[str, Any]:
-    with environment(home, more):
-        return PLATFORM.restore(str(file), str(home), **options)
 
 
 _KILLED = """
@@ -316,7 +297,7 @@ def test_damaged_backup_is_refused_before_any_change(home: Path, tmp_path: Path,
     elif harm == "flipped":
         data[len(data) // 2] ^= 16
     elif harm == "newer":
-        data[:] = data.replace(b'"format": 1', b'"format": 2')
+        data[:] = data.replace(b'"format": 2', b'"format": 3')
     else:
         data[:] = b"PK" + os.urandom(5_000)
     (tmp_path / "b").write_bytes(data)
