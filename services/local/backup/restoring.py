@@ -275,6 +275,8 @@ class Restoring:
         self.queued: list[str] = []
         """Ids of jobs that are queued, and run after the start."""
         self.halted: list[str] = []
+        self._unloaded: set[str] = set()
+        """Ids of the restored jobs whose metrics were not loaded yet."""
         self._term = 0
 
     async def run(self, reader: Reader, report_place: Callable[[int], None]) -> None:
@@ -291,6 +293,7 @@ class Restoring:
             else:
                 await self._entry(entry, entries.report)
                 entries.advance()
+        await _concurrently(map(self._without_metrics, sorted(self._unloaded)))
         await self._raise_dispatcher_term()
 
     async def _entry(self, entry: Entry | Void, on_chunk: Callable[[], None]) -> None:
@@ -315,6 +318,8 @@ class Restoring:
             self.queued.append(job.id)
         elif job.status is Status.HALTED and saved.status is not job.status:
             self.halted.append(job.id)
+        if job.erased is None:
+            self._unloaded.add(job.id)
         await self._stores.jobs.append_history(job.id, job.tenant, events)
         new_events = tuple(event for event in job.history_tail if event.seq > saved.history_seq)
         await self._stores.jobs.insert(replace(job, history_tail=new_events))
@@ -336,6 +341,14 @@ class Restoring:
                 break
             sources += read_sources(document)
         await self._stores.metrics.load(job_id, sources, _stored(rest, sources))
+        self._unloaded.discard(job_id)
+
+    async def _without_metrics(self, job_id: str) -> None:
+        """Loads nothing. To the store the job may be deleted: by this restore, by ``_empty``, or by an earlier one.
+
+        Then it would refuse the job's first line.
+        """
+        await self._stores.metrics.load(job_id, [], _stored(iter(()), []))
 
     async def _raise_dispatcher_term(self) -> None:
         """Makes the next dispatcher's term greater than every term in the restored jobs."""
