@@ -10,16 +10,16 @@ import signal
 import subprocess
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import apsw
 import pytest
 
 from services.core.domain.errors import Conflict, InvalidRequest, NoSpace, WeftError
 from services.core.ports.job_store import JobQuery
+from services.core.ports.metric_store import Batch, LogLine, SourceId
 from services.core.runtime.home import Home
 from services.core.runtime.processes import identify
 from services.local.backup.archive import Entry, Reader, Writer
@@ -27,12 +27,13 @@ from services.local.backup.keys import key_file
 from services.local.backup.restore_marker import is_half_restored
 from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
-from tests.testbed.filled_stores import ADMIN_KEY, SECRETS, contents, environment, fill, with_stores
+from tests.documents import NOW, a_job
+from tests.testbed.backups import EMBEDDED, backup, kinds, restore, snapshot
+from tests.testbed.filled_stores import ADMIN_KEY, SECRETS, fill, with_stores
 from tests.testbed.s3 import S3
 from tests.waiting import HANG_S
 
 WEFT = Path(sys.executable).with_name("weft")
-EMBEDDED: Mapping[str, str] = {}
 
 
 @pytest.fixture
@@ -40,24 +41,6 @@ def home(tmp_path: Path) -> Path:
     """A platform with some of everything in it."""
     with_stores(tmp_path / "home", EMBEDDED, fill, writing=True)
     return tmp_path / "home"
-
-
-def snapshot(home: Path, more: Mapping[str, str] = EMBEDDED) -> dict[str, Any]:
-    return with_stores(home, more, contents, writing=False)
-
-
-def kinds(content: Mapping[str, Any], *of: str) -> dict[str, Any]:
-    return {name: value for name, value in content.items() if name.partition(" ")[0] in of}
-
-
-def backup(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **options: Any) -> dict[str, Any]:
-    with environment(home, more):
-        return PLATFORM.backup(str(file), str(home), report=lambda _: None, **options)
-
-
-def restore(home: Path, file: Path, more: Mapping[str, str] = EMBEDDED, **options: Any) -> dict[str, Any]:
-    with environment(home, more):
-        return PLATFORM.restore(str(file), str(home), **options)
 
 
 _KILLED = """
@@ -304,6 +287,74 @@ def test_restore_on_full_disk_reports_it_and_can_be_repeated(home: Path, tmp_pat
     assert kinds(snapshot(tmp_path / "other"), "file") == kinds(snapshot(home), "file")
 
 
+# --- the first lines after a restore ------------------------------------------------
+
+
+def append_to_all(home: Path) -> None:
+    """A learner of the next attempt of each job reports a line. Fails if a line is not stored."""
+
+    async def append(stores: Stores) -> None:
+        for job in await stores.jobs.find(JobQuery(deleted=True)):
+            lines, points = await stores.metrics.counts(job.id)
+            batch = Batch(SourceId(99, "worker", 0, 1, "stdout"), 0, 5, [LogLine(0, NOW, "epoch")])
+            assert await stores.metrics.append(job.id, [batch]) == [5]
+            assert await stores.metrics.counts(job.id) == (lines + 1, points)
+
+    with_stores(home, EMBEDDED, append, writing=True)
+
+
+def test_job_that_waited_has_logs_after_restore_with_replace(home: Path, tmp_path: Path) -> None:
+    """Its lines were refused ("job ... was deleted") for ever: the restore had deleted the metrics of every job."""
+    backup(home, tmp_path / "b")
+    before = snapshot(home)
+    restore(home, tmp_path / "b", replace=True)
+    assert kinds(snapshot(home), "line", "point", "sources") == kinds(before, "line", "point", "sources")
+    append_to_all(home)
+
+
+def test_job_that_waited_has_logs_after_an_interrupted_restore(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    killed("restore", tmp_path / "other", tmp_path / "b", 0.9)
+    restore(tmp_path / "other", tmp_path / "b")
+    append_to_all(tmp_path / "other")
+
+
+def test_job_that_was_deleted_after_the_backup_has_logs_after_restore(home: Path, tmp_path: Path) -> None:
+    """Its mark as deleted is older than the restore, which finds no job to remove."""
+    backup(home, tmp_path / "b")
+
+    async def delete_all(stores: Stores) -> None:
+        for job in await stores.jobs.find(JobQuery(deleted=True)):
+            await stores.metrics.delete(job.id)
+            await stores.jobs.delete(job.id)
+
+    with_stores(home, EMBEDDED, delete_all, writing=True)
+    restore(home, tmp_path / "b", replace=True)
+    append_to_all(home)
+
+
+def test_restored_job_does_not_continue_the_metrics_of_a_lost_document(home: Path, tmp_path: Path) -> None:
+    """The job waited at the backup, then ran; then the job store was lost, and the folder of metrics was not."""
+    backup(home, tmp_path / "b")
+    append_to_all(home)
+    (home / "jobs.sqlite").unlink()
+    restore(home, tmp_path / "b", replace=True)
+    append_to_all(home)
+
+
+def test_erased_job_gets_no_metrics_by_restore(home: Path, tmp_path: Path) -> None:
+    erased = a_job(deleted=NOW, erased=NOW)
+
+    async def insert(stores: Stores) -> None:
+        await stores.jobs.insert(erased)
+
+    with_stores(home, EMBEDDED, insert, writing=True)
+    backup(home, tmp_path / "b")
+    restore(tmp_path / "other", tmp_path / "b")
+    assert len(list((tmp_path / "other" / "metrics").glob("j*"))) == 5
+    assert not (tmp_path / "other" / "metrics" / erased.id).exists()
+
+
 # --- what is refused ----------------------------------------------------------------
 
 
@@ -316,7 +367,7 @@ def test_damaged_backup_is_refused_before_any_change(home: Path, tmp_path: Path,
     elif harm == "flipped":
         data[len(data) // 2] ^= 16
     elif harm == "newer":
-        data[:] = data.replace(b'"format": 1', b'"format": 2')
+        data[:] = data.replace(b'"format": 2', b'"format": 3')
     else:
         data[:] = b"PK" + os.urandom(5_000)
     (tmp_path / "b").write_bytes(data)

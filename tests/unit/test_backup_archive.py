@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
+import os
 import tarfile
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.domain.errors import InvalidRequest
+from services.core.domain.errors import InvalidRequest, TooLarge
 from services.local.backup.archive import CHUNK, Entry, Reader, Refused, Void, Writer
-from services.local.backup.documents import Lines, documents
+from services.local.backup.documents import Lines, documents, whole_jobs
+from services.local.backup.json_parts import parts
 from services.local.backup.keys import from_passphrase, key_file, made_key_file, opening_key
 
 LONG = "objects/tenants/t/jobs/" + "ä" * 300 + "/model.bin"
@@ -148,21 +153,101 @@ def test_documents_survive_a_round_trip() -> None:
     lines = Lines(writer, "jobs")
     given_documents = [{"n": n, "text": "Zähl\n\x00" * 1_000, "value": float("inf")} for n in range(1_000)]
     for document in given_documents:
-        lines.add(document)
+        lines.add(document, what="a job")
     lines.flush()
     lines.flush()
     writer.finish({}, len)
     entries = read(file.getvalue())
     assert len(entries) > 2
-    content = [document for name, content in entries.items() for document in documents(name, content)]
+    content = [document for name, content in entries.items() for document in documents(name, [content])]
     assert content == given_documents
 
 
-def test_decompression_bomb_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("start", "repeated"),
+    [(b"", b"\n"), (b'{"lines":["', b"x"), (b'{"lines":', b"[")],
+    ids=["nothing", "text", "depth"],
+)
+def test_decompression_bomb_is_refused(start: bytes, repeated: bytes) -> None:
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-    bomb = packer.compress(b"\n" * 65 * 2**20) + packer.flush()
+    bomb = packer.compress(start) + b"".join(packer.compress(repeated * 2**20) for _ in range(65)) + packer.flush()
     with pytest.raises(Refused, match="jobs/1"):
-        list(documents("jobs/1", bomb))
+        list(documents("jobs/1", [bomb]))
+
+
+def test_cut_off_entry_is_refused() -> None:
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    with pytest.raises(Refused, match="cut off"):
+        list(documents("jobs/1", [packer.compress(b'{"n":1}\n') + packer.flush(zlib.Z_SYNC_FLUSH)]))
+
+
+# --- long lists ----------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(
+    jobs=st.lists(st.tuples(VALUES, st.lists(VALUES, max_size=30)), max_size=3),
+    read=st.integers(1, 40),
+    cut=st.integers(1, 50),
+    separators=st.sampled_from([(",", ":"), (", ", ": ")]),
+)
+def test_document_is_the_same_however_it_is_read(
+    jobs: list[tuple[Any, list[Any]]], read: int, cut: int, separators: tuple[str, str]
+) -> None:
+    wanted = [{"job": job, "history": history} for job, history in jobs]
+    text = "".join(json.dumps(document, separators=separators) + "\n" for document in wanted).encode()
+    chunks = [text[at : at + cut] for at in range(0, len(text), cut)]
+    assert list(whole_jobs(parts(chunks, read=read, part=read))) == wanted
+
+
+@given(text=st.text(alphabet='{}[],:"1e.- nul', max_size=40), read=st.integers(1, 4))
+def test_malformed_text_is_an_error_and_never_another_value(text: str, read: int) -> None:
+    """Text in which no list has the name of one that is read in parts."""
+    try:
+        expected = [json.loads(line) for line in text.split("\n")] if text.strip() else []
+    except ValueError:
+        with pytest.raises(ValueError, match=r"\w"):
+            list(parts([text.encode()], read=read))
+        return
+    with contextlib.suppress(ValueError):  # a line that is no document
+        assert list(parts([text.encode()], read=read)) == [value for value in expected if value != {}]
+
+
+def packed_with(key: str, items: list[Any], fields: dict[str, Any] | None = None) -> dict[str, bytes]:
+    """The entries of a backup with this list in it."""
+    file = io.BytesIO()
+    writer = Writer(file)
+    lines = Lines(writer, "jobs")
+    lines.add_list(key, items, fields, what="job j1")
+    lines.flush()
+    writer.finish({}, len)
+    return read(file.getvalue())
+
+
+def test_long_history_is_split_into_entries_of_a_few_mib_and_joined_again() -> None:
+    events = [{"seq": seq, "message": os.urandom(2_000).hex()} for seq in range(5_000)]
+    entries = packed_with("history", events, {"job": {"id": "j1"}})
+    assert len(entries) > 5
+    assert max(map(len, entries.values())) < 4 * 2**20
+    pieces = (document for name, content in entries.items() for document in documents(name, [content]))
+    assert list(whole_jobs(pieces)) == [{"job": {"id": "j1"}, "history": events}]
+
+
+def test_empty_list_is_written_with_its_fields() -> None:
+    (entry,) = packed_with("history", [], {"job": {"id": "j1"}}).items()
+    assert list(documents(entry[0], [entry[1]])) == [{"job": {"id": "j1"}, "history": []}]
+
+
+def test_value_that_no_reader_would_accept_is_refused_by_name_when_it_is_written() -> None:
+    with pytest.raises(TooLarge, match="job j1 has"):
+        packed_with("history", ["small", "x" * (64 * 2**20)])
+    with pytest.raises(TooLarge, match=r"secrets/000001\.sealed"):
+        Writer(io.BytesIO()).put("secrets/000001.sealed", bytes(16 * 2**20 + 1))
 
 
 def test_sealed_entry_needs_the_same_key_and_entry_name() -> None:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
-from services.core.domain.errors import InvalidRequest
+from services.core.domain.errors import InvalidRequest, TooLarge
 
 HEAD: Final = "weft-backup.json"
 END: Final = "end.json"
@@ -28,7 +28,7 @@ CHUNK: Final = 2**20
 _BLOCK: Final = 512
 _INDEXED: Final = 1000
 _SMALL: Final = 16 * 2**20
-"""Bound for entries that are read into memory; the writer splits them at a few MiB."""
+"""Bound for entries that are read into memory at once: the writer makes no larger ones. Others are read in chunks."""
 _PAX: Final = b"x"
 _LAST: Final = bytes(2 * _BLOCK)
 
@@ -45,8 +45,13 @@ class Writer:
         self._indexes = 0
         self.entries = self.bytes = 0
 
-    def put(self, name: str, content: bytes) -> None:
-        """Writes an entry from memory."""
+    def put(self, name: str, content: bytes, *, read_whole: bool = True) -> None:
+        """Writes an entry from memory. ``read_whole``: it will be read into memory at once.
+
+        Raises TooLarge, and writes nothing, if no reader would accept it.
+        """
+        if read_whole and len(content) > _SMALL:
+            raise TooLarge(f"entry {name} of the backup would have {len(content)} bytes, and {_SMALL} is the most")
         self._head(name, len(content))
         self._write(content)
         self._tail(name, len(content), hashlib.sha256(content).hexdigest(), void=False)
@@ -140,7 +145,7 @@ class Entry:
             yield data
 
     def read(self) -> bytes:
-        """The whole content. Raises Refused if it is larger than any entry that the writer makes this way."""
+        """The whole content. Raises Refused if it is larger than the writer makes an entry that is read at once."""
         if self.size > _SMALL:
             raise Refused(f"entry {self.name} has more than {_SMALL} bytes: the file is damaged or no backup")
         return b"".join(self.chunks())

@@ -9,32 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from services.core.bootstrap import wiring
-from services.core.domain.codec import load
-from services.core.domain.document import read_job
 from services.core.domain.errors import Conflict, InvalidRequest
-from services.core.domain.job import SCHEMA, Event
+from services.core.domain.job import SCHEMA
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import SourceState, Stored
-from services.core.ports.record_store import Record
 from services.core.runtime.home import Home
 from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
 from services.core.use_cases.jobs import all_jobs
 from services.local.backup import restore_marker
 from services.local.backup.archive import HEAD, Entry, Reader, Refused, Void
-from services.local.backup.documents import Continuous, documents, read_sources, read_stored
+from services.local.backup.documents import (
+    Continuous,
+    documents,
+    read_history,
+    read_record,
+    read_saved_job,
+    read_sources,
+    read_stored,
+    whole_jobs,
+)
 from services.local.backup.jobs import as_restored
 from services.local.backup.keys import BackupKey
 from services.local.backup.saving import BOOTSTRAP, FORMAT, INSTALLATION, Progress
@@ -86,7 +93,10 @@ def _check(file: BinaryIO, size: int, find_key: FindKey | None, progress: Progre
             if _job_of(entry) != job_id:
                 warnings += numbers.warnings(job_id)
                 job_id, numbers = _job_of(entry), Continuous()
-            _check_metrics(entry, numbers)
+            _check_documents(entry, numbers)
+        elif entry.name.startswith(("records/", "jobs/")):
+            _check_documents(entry, numbers)
+        progress(reader.place, size)
         for _ in entry.chunks():
             progress(reader.place, size)
     if key is not None and key.mac(reader.authenticated) != reader.end["mac"]:
@@ -94,12 +104,23 @@ def _check(file: BinaryIO, size: int, find_key: FindKey | None, progress: Progre
     return Checked(head, reader.end["counts"], key, [*warnings, *numbers.warnings(job_id)])
 
 
-def _check_metrics(entry: Entry, numbers: Continuous) -> None:
+def _check_documents(entry: Entry, numbers: Continuous) -> None:
+    """Reads all documents as the restore will. ``numbers`` are those of the job whose metrics are in the entry."""
+    kind, first = entry.name.partition("/")[0], entry.name.endswith("/000001.jsonl.gz")
     try:
-        for document in documents(entry.name, entry.read()):
-            if "sources" not in document:
+        for document in documents(entry.name, entry.chunks()):
+            if kind == "records":
+                read_record(document)
+            elif kind == "jobs":
+                if first or "job" in document:
+                    read_saved_job(document)
+                read_history(document)
+            elif first or "sources" in document:
+                read_sources(document)
+            else:
                 numbers.part(document)
-    except (TypeError, KeyError, IndexError) as error:
+            first = False
+    except (TypeError, ValueError, KeyError, IndexError, Conflict) as error:
         raise Refused(f"entry {entry.name} of the backup cannot be read: {error!r}") from None
 
 
@@ -254,60 +275,51 @@ class Restoring:
         self.queued: list[str] = []
         """Ids of jobs that are queued, and run after the start."""
         self.halted: list[str] = []
+        self._unloaded: set[str] = set()
+        """Ids of the restored jobs whose metrics were not loaded yet."""
         self._term = 0
 
     async def run(self, reader: Reader, report_place: Callable[[int], None]) -> None:
         """Writes all entries. ``report_place`` is called with the number of bytes read so far."""
-        entries = iter(reader)
-        upcoming = next(entries, None)
-        while upcoming is not None:
-            entry, upcoming = upcoming, None
-            report_place(reader.place)
-            if isinstance(entry, Void):
-                if entry.name.startswith("objects/"):
-                    await self._stores.objects.delete(entry.name.removeprefix("objects/"))
-            elif entry.name.startswith("metrics/"):
-                upcoming = await self._metrics(entry, entries)
+        entries = _Entries(reader, report_place)
+        while (entry := entries.current) is not None:
+            folder, _, name = entry.name.partition("/")
+            if folder == "metrics":
+                await self._metrics(entries, name.partition("/")[0])
+            elif folder == "records":
+                await _concurrently(map(self._record, entries.documents(folder)))
+            elif folder == "jobs":
+                await _concurrently(map(self._job, whole_jobs(entries.documents(folder))))
             else:
-                await self._entry(entry, lambda: report_place(reader.place))
-            upcoming = upcoming or next(entries, None)
+                await self._entry(entry, entries.report)
+                entries.advance()
+        await _concurrently(map(self._without_metrics, sorted(self._unloaded)))
         await self._raise_dispatcher_term()
 
-    async def _entry(self, entry: Entry, on_chunk: Callable[[], None]) -> None:
-        folder = entry.name.partition("/")[0]
-        if folder == "objects":
-            await self._stores.objects.put(entry.name.removeprefix("objects/"), _chunks(entry, on_chunk))
-        elif folder == "records":
-            await self._documents(entry, self._record)
-        elif folder == "jobs":
-            await self._documents(entry, self._job)
+    async def _entry(self, entry: Entry | Void, on_chunk: Callable[[], None]) -> None:
+        folder, _, name = entry.name.partition("/")
+        if isinstance(entry, Void):
+            if folder == "objects":
+                await self._stores.objects.delete(name)
+        elif folder == "objects":
+            await self._stores.objects.put(name, _chunks(entry, on_chunk))
         elif folder == "secrets":
             await self._secret(json.loads(self._key.unseal(entry.name, entry.read())))
 
-    async def _documents(self, entry: Entry, restore_document: Callable[[Any], Any]) -> None:
-        """Restores the documents of an entry, several concurrently."""
-        batch: list[Any] = []
-        for document in documents(entry.name, entry.read()):
-            batch.append(restore_document(document))
-            if len(batch) == _CONCURRENT_WRITES:
-                await asyncio.gather(*batch)
-                batch.clear()
-        await asyncio.gather(*batch)
-
     async def _record(self, document: Any) -> None:
-        record = Record(kind=document["kind"], id=document["id"], body=document["body"], index=document["index"])
-        await self._stores.records.insert(record)
+        await self._stores.records.insert(read_record(document))
 
     async def _job(self, document: Any) -> None:
         """Writes the history before the document: an interrupted restore leaves no job without its history."""
-        saved = read_job(document["job"]["id"], document["job"])
-        events = [load(Event, event) for event in document["history"]]
+        saved, events = read_saved_job(document), read_history(document)
         self._term = max(self._term, saved.dispatcher_term)
         job = as_restored(saved, halted=self._halt, now=max(self._now, saved.updated), message=self._message)
         if job.status is Status.QUEUED:
             self.queued.append(job.id)
         elif job.status is Status.HALTED and saved.status is not job.status:
             self.halted.append(job.id)
+        if job.erased is None:
+            self._unloaded.add(job.id)
         await self._stores.jobs.append_history(job.id, job.tenant, events)
         new_events = tuple(event for event in job.history_tail if event.seq > saved.history_seq)
         await self._stores.jobs.insert(replace(job, history_tail=new_events))
@@ -319,23 +331,24 @@ class Restoring:
         elif name in BOOTSTRAP:
             await self._stores.installation.put(name, value)
 
-    async def _metrics(self, first: Entry, entries: Iterator[Entry | Void]) -> Entry | Void | None:
-        """Restores the metrics of one job, from all its entries. Returns the entry after them."""
-        job_id = _job_of(first)
-        following: list[Entry | Void] = []
+    async def _metrics(self, entries: _Entries, job_id: str) -> None:
+        """Restores the metrics of one job, from all its entries."""
+        sources: list[SourceState] = []
+        rest = entries.documents(f"metrics/{job_id}")
+        for document in rest:
+            if "sources" not in document:
+                rest = itertools.chain([document], rest)
+                break
+            sources += read_sources(document)
+        await self._stores.metrics.load(job_id, sources, _stored(rest, sources))
+        self._unloaded.discard(job_id)
 
-        def parts() -> Iterator[Any]:
-            entry: Entry | Void | None = first
-            while isinstance(entry, Entry) and entry.name.startswith(f"metrics/{job_id}/"):
-                yield from documents(entry.name, entry.read())
-                entry = next(entries, None)
-            if entry is not None:
-                following.append(entry)
+    async def _without_metrics(self, job_id: str) -> None:
+        """Loads nothing. To the store the job may be deleted: by this restore, by ``_empty``, or by an earlier one.
 
-        every_part = parts()
-        sources = read_sources(next(every_part))
-        await self._stores.metrics.load(job_id, sources, _stored(every_part, sources))
-        return following[0] if following else None
+        Then it would refuse the job's first line.
+        """
+        await self._stores.metrics.load(job_id, [], _stored(iter(()), []))
 
     async def _raise_dispatcher_term(self) -> None:
         """Makes the next dispatcher's term greater than every term in the restored jobs."""
@@ -343,6 +356,33 @@ class Restoring:
         if prior.term < self._term:
             raised = DispatcherDoc(term=self._term, holder="", rev=prior.rev)
             await self._stores.jobs.replace_dispatcher(prior, raised)
+
+
+class _Entries:
+    """The entries of a backup, each read as far as it is needed before the next one is ``current``."""
+
+    def __init__(self, reader: Reader, report_place: Callable[[int], None]) -> None:
+        self._reader, self._report_place = reader, report_place
+        self._entries = iter(reader)
+        self.current = next(self._entries, None)
+
+    def advance(self) -> None:
+        self.report()
+        self.current = next(self._entries, None)
+
+    def report(self) -> None:
+        self._report_place(self._reader.place)
+
+    def documents(self, folder: str) -> Iterator[dict[str, Any]]:
+        """The documents of the current entry and of those that follow it in the folder."""
+        while isinstance(self.current, Entry) and self.current.name.startswith(f"{folder}/"):
+            yield from documents(self.current.name, self.current.chunks())
+            self.advance()
+
+
+async def _concurrently(writes: Iterator[Awaitable[None]]) -> None:
+    while batch := list(itertools.islice(writes, _CONCURRENT_WRITES)):
+        await asyncio.gather(*batch)
 
 
 async def _chunks(entry: Entry, on_chunk: Callable[[], None]) -> AsyncIterator[bytes]:

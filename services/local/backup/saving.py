@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Final
 from services.core.adapters.encrypted.store import KIND as SECRETS
 from services.core.adapters.folder import files
 from services.core.domain.codec import dump
-from services.core.domain.errors import Conflict, Internal, NotFound
+from services.core.domain.errors import Conflict, Internal, NotFound, TooLarge
 from services.core.domain.job import SCHEMA, Job
 from services.core.ports.job_store import JobQuery
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
@@ -35,12 +35,13 @@ from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.settings import Settings
 from services.core.use_cases.jobs import all_jobs, history
 from services.local.backup.archive import HEAD, Writer
-from services.local.backup.documents import Lines, lines_document, points_document, sources_document
+from services.local.backup.documents import Lines, line_rows, point_rows, source_rows
 from services.local.backup.keys import BackupKey
 from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import VERSION
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""2: a list may continue in further documents."""
 BOOTSTRAP: Final = ("admin-key",)
 """Secrets of the installation that belong to its users. Services make new private keys; those are not saved."""
 INSTALLATION: Final = "installation"
@@ -166,8 +167,12 @@ class Saving:
             after: str | None = None
             while kind != SECRETS and (page := await self._stores.records.find(kind, {}, after=after)):
                 for record in page:
-                    lines.add({"kind": kind, "id": record.id, "body": dump(record.body), "index": dict(record.index)})
-                    self.counts["records"] += 1
+                    document = {
+                        "kind": kind, "id": record.id, "body": dump(record.body), "index": dict(record.index)
+                    }  # fmt: skip
+                    with self._left_out_if_too_large():
+                        lines.add(document, what=f"record {record.id} of {kind}")
+                        self.counts["records"] += 1
                 after = page[-1].id
         lines.flush()
         for unreadable in await self._stores.records.unreadable():
@@ -177,8 +182,11 @@ class Saving:
     async def _jobs(self) -> list[str]:
         lines, ids = Lines(self._writer, "jobs"), []
         async for job in all_jobs(self._stores.jobs, JobQuery(deleted=True)):
-            lines.add({"job": dump(job), "history": await self._history(job)})
-            ids.append(job.id)
+            events = await self._history(job)
+            with self._left_out_if_too_large():
+                lines.add_list("history", events, {"job": dump(job)}, what=f"job {job.id}")
+                self.counts["events"] += len(events)
+                ids.append(job.id)
             self._report_progress()
         lines.flush()
         self.counts["jobs"] += len(ids)
@@ -186,17 +194,17 @@ class Saving:
 
     async def _history(self, job: Job) -> list[Any]:
         """The events up to ``history_seq`` of this document: later ones belong to a newer document."""
-        events = [event for event in await history(self._stores.jobs, job) if event.seq <= job.history_seq]
-        self.counts["events"] += len(events)
-        return [dump(event) for event in events]
+        return [dump(event) for event in await history(self._stores.jobs, job) if event.seq <= job.history_seq]
 
     async def _unreadable(self) -> list[str]:
         lines, ids, after = Lines(self._writer, "unreadable"), [], ""
         while True:
             page, after = await self._stores.jobs.unreadable(after=after)
             for job in page:
-                lines.add({"id": job.id, "why": job.why, "document": dump(job.document)})
-                ids.append(job.id)
+                document = {"id": job.id, "why": job.why, "document": dump(job.document)}
+                with self._left_out_if_too_large():
+                    lines.add(document, what=f"the unreadable document of job {job.id}")
+                    ids.append(job.id)
             if not after:
                 break
         lines.flush()
@@ -221,16 +229,17 @@ class Saving:
                     continue
                 if value is None:
                     continue
-                number += 1
-                entry = f"secrets/{number:06d}.sealed"
+                entry = f"secrets/{number + 1:06d}.sealed"
                 text = json.dumps({"where": where, "name": name, "value": value.hex()}).encode()
-                self._writer.put(entry, self._key.seal(entry, text))
+                with self._left_out_if_too_large(f"secret {name}: "):
+                    self._writer.put(entry, self._key.seal(entry, text))
+                    number += 1
         self.counts["secrets"] = number
 
     async def _metrics(self, job_id: str) -> None:
         try:
             await self._metrics_of(job_id)
-        except (Conflict, Internal) as error:
+        except (Conflict, Internal, TooLarge) as error:
             self._warn(f"the metrics of job {job_id} are not in the backup: {error.message}")
 
     async def _metrics_of(self, job_id: str) -> None:
@@ -239,7 +248,7 @@ class Saving:
         if not extent.sources:
             return
         lines = Lines(self._writer, f"metrics/{job_id}")
-        lines.add(sources_document(extent))
+        lines.add_list("sources", source_rows(extent), what=f"a source of job {job_id}")
         places = {state.source: index for index, state in enumerate(extent.sources)}
         reached = 0
         while reached < extent.lines:
@@ -247,7 +256,7 @@ class Saving:
             if not page:
                 break  # the job's metrics were deleted meanwhile
             self._check_continuous(job_id, "lines", page, reached)
-            lines.add(lines_document(page, places))
+            lines.add_list("lines", line_rows(page, places), what=f"a log line of job {job_id}")
             reached = page[-1].seq
             self._report_progress()
         self.counts["lines"] += reached
@@ -258,7 +267,7 @@ class Saving:
             if not points:
                 break
             self._check_continuous(job_id, "points", points, reached)
-            lines.add(points_document(points, places))
+            lines.add_list("points", point_rows(points, places), what=f"a metric point of job {job_id}")
             reached = points[-1].seq
             self._report_progress()
         self.counts["points"] += reached
@@ -301,6 +310,14 @@ class Saving:
         async for chunk in self._stores.objects.get(key):
             yield chunk
             self._report_progress()
+
+    @contextlib.contextmanager
+    def _left_out_if_too_large(self, what: str = "") -> Generator[None]:
+        """Warns of what the block could not write because no reader would accept it."""
+        try:
+            yield
+        except TooLarge as error:
+            self._warn(f"not in the backup: {what}{error.message}")
 
     def _warn(self, text: str) -> None:
         self.warnings.append(text)
