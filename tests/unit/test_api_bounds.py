@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from services.api.grpc.jobs import _clone_params
 from services.api.grpc.messages import params
 from services.api.job_answer import listed as listed_answer
-from services.api.job_changes import JobChanges
+from services.api.job_changes import Change, JobChanges
 from services.api.job_filter import parse_filter
 from services.api.job_search import matching
 from services.api.jobs import Jobs, Matched
@@ -180,8 +180,12 @@ async def test_a_live_list_with_a_filter_does_not_stop_the_api_when_it_connects_
     chosen = parse_filter(" or ".join(["gpus>9"] * 100))
     assert chosen is not None
 
+    def listed(change: Change) -> bool:
+        assert change.job is not None
+        return chosen.match(change.job, None, now=NOW) is not False
+
     async def read() -> None:
-        place, items = await _batch(changes, 0, None, lambda job: chosen.match(job, None, now=NOW) is not False)
+        place, items = await _batch(changes, 0, None, listed)
         assert (place, len(items), {item.name for item in items}) == (2_000, 2_000, {"left"})
 
     assert await turns_of_others(read()) > 5
