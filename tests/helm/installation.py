@@ -30,8 +30,8 @@ CHART: Final = ROOT / "helm" / "weft"
 VALUES: Final = Path(__file__).with_name("values.yaml")
 RELEASE: Final = "weft"
 NAMESPACE: Final = "weft-system"
-_VOLUMES: Final = 5
-"""Of MongoDB, etcd, RabbitMQ, S3 and the metrics service."""
+_VOLUMES: Final = 6
+"""Of MongoDB, etcd, RabbitMQ, S3 and two shards of the metrics service."""
 
 
 def helm_program(say: Say) -> Path:
