@@ -352,6 +352,21 @@ def test_browsers_may_sign_in_at_the_hosts_of_ingress_and_gateway(
     assert hosts(matrix["gateway and scheduler"]) == "weft.example"
 
 
+def test_large_numbers_in_a_values_file_reach_services_digit_by_digit(helm: Helm, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "learners: {uids: {first: 1000000}}\nguardian: {env: {WEFT_LARGE: 2199023255552, WEFT_HALF: 0.5}}\n"
+    )
+    deployment = document_of(rendered(helm, f"--values={values}"), "Deployment", "weft-guardian")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert (env["WEFT_KUBERNETES_UID_FIRST"], env["WEFT_LARGE"], env["WEFT_HALF"]) == (
+        "1000000",
+        "2199023255552",
+        "0.5",
+    )
+
+
 def test_each_shard_of_the_metrics_service_has_a_number_and_an_address(matrix: dict[str, list[Object]]) -> None:
     documents = matrix["shards of metrics"]
     metrics = document_of(documents, "StatefulSet", "weft-metrics")["spec"]

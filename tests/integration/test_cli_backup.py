@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.local.backup import saving
 from tests.testbed.filled_stores import contents, fill, with_stores
 from weft._cli.main import run
 
@@ -44,6 +46,20 @@ def test_backup_prints_its_content_and_its_key(home: Path, capsys: pytest.Captur
     assert again["key"].endswith("b.key")
     assert again["key_made"] is False
     assert again["counts"]["jobs"] == 5
+    assert home.is_dir()
+
+
+def test_backup_that_is_interrupted_once_it_is_whole_keeps_its_key(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folder: Path) -> None:
+        raise OSError(errno.EIO, "interrupted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "sync_folder", interrupted)
+        assert run(["backup", "b"]) != 0
+    capsys.readouterr()
+    assert document(capsys, "backup", "--verify", "b")["authentic"] is True
     assert home.is_dir()
 
 

@@ -33,7 +33,8 @@ spec:
         limits: {memory: 256Mi}
       env: &env
         {{- range $variable, $value := $env }}
-        - {name: {{ $variable }}, value: {{ $value | toString | quote }}}
+        {{- /* As text, a number of seven digits or more would have an exponent. */}}
+        - {name: {{ $variable }}, value: {{ ternary (toJson $value) (toString $value) (kindIs "float64" $value) | quote }}}
         {{- end }}
         {{- if eq $name "metrics" }}
         - {name: WEFT_POD_METRICS_FOLDER, value: /data/metrics}

@@ -70,8 +70,9 @@ class Backups:
             opens, made = keys.made_key_file(file)
 
         def remove_new_key() -> None:
-            if made and file is not None:
-                file.unlink(missing_ok=True)  # there is no backup that it belongs to
+            # A backup that got its name before it was interrupted is whole, and needs its key.
+            if made and file is not None and not path.exists():
+                file.unlink(missing_ok=True)
 
         with undo_on_failure(remove_new_key), settings_of_running_platform(place) as settings:
             answer = _run(saving.back_up(settings, path, opens, report=report, progress=progress))
