@@ -40,6 +40,8 @@ _UNNAMED: Final = 10_000
 _TENANTS: Final = "tenants/"
 _RETRY_S: Final = 60.0
 """Pause before a job that could not be erased is tried again."""
+_AWAY: Final = 3
+"""So many failures in a row mean that the store is away, and end the turn."""
 _STALE_S: Final = 5.0
 """Code is removed at most so long after its removal began, on a clock that does not stop with the process."""
 log = structlog.get_logger()
@@ -69,6 +71,32 @@ class _Removed:
     """Bytes."""
 
 
+class _Turn:
+    """Tells a store that is away from one that refuses single jobs or objects, which must not stop the others."""
+
+    def __init__(self) -> None:
+        self._tried = self._in_a_row = 0
+        self._last: Unavailable | None = None
+
+    def succeeded(self) -> None:
+        self._tried, self._in_a_row = self._tried + 1, 0
+
+    def failed(self, error: WeftError) -> None:
+        """Raises Unavailable if the store is away."""
+        self._tried += 1
+        if not isinstance(error, Unavailable):
+            self._in_a_row = 0
+            return
+        self._in_a_row, self._last = self._in_a_row + 1, error
+        if self._in_a_row == _AWAY:
+            raise error
+
+    def end(self) -> None:
+        """Raises Unavailable if nothing succeeded for that reason."""
+        if self._last is not None and self._in_a_row == self._tried:
+            raise self._last
+
+
 class Eraser:
     """Call ``erase_jobs`` and ``remove_code`` in each sweep, ``mark_unnamed_code`` now and then, while leading."""
 
@@ -94,29 +122,35 @@ class Eraser:
     # --- jobs ----------------------------------------------------------------------
 
     async def erase_jobs(self) -> int:
-        """Erases some jobs that are due. Returns how many. Raises Unavailable if a store does not answer."""
+        """Erases some jobs that are due. Returns how many.
+
+        Raises Unavailable if a store does not answer. One that refuses single jobs or objects, or a part of it that is
+        away, stops no other job.
+        """
         until = self._ports.clock.now_ms() - round(self._settings.deleted_keep_s * 1000)
         page = await self._ports.jobs.to_erase(deleted_until=until, after=self._after, limit=_JOBS)
-        number, objects = 0, 0
+        number, objects, turn = 0, 0, _Turn()
         now_s = self._ports.clock.boottime()
         self._retry_s = {job_id: time_s for job_id, time_s in self._retry_s.items() if time_s > now_s}
         for job in page:
             if job.id in self._retry_s:
                 continue
+            self._after = job
             try:
                 removed = await self._erase(job)
-            except Unavailable:
-                raise
-            except WeftError as error:  # one bad job must not stop the others
-                self._retry_s[job.id] = now_s + _RETRY_S
+            except WeftError as error:
                 log.warning("job.not_erased", job=job.id, why=str(error))
+                if not isinstance(error, Unavailable):
+                    self._retry_s[job.id] = now_s + _RETRY_S
+                turn.failed(error)
             else:
+                turn.succeeded()
                 number += removed is not None
                 objects += removed.objects if removed is not None else _OBJECTS
-            self._after = job
             if objects >= _OBJECTS:
                 return number
         self._after = page[-1] if len(page) == _JOBS else None
+        turn.end()
         return number
 
     async def _erase(self, job: Job) -> _Removed | None:
@@ -160,11 +194,20 @@ class Eraser:
         """
         page = await code_removal.candidates(self._ports.records, after=self._candidate, limit=_CODES)
         self._candidate = page[-1].record.id if len(page) == _CODES else None
-        number = 0
+        number, turn = 0, _Turn()
         for candidate in page:
             due = candidate.since + round(self._settings.code_grace_s * 1000) <= self._ports.clock.now_ms()
             if candidate.removing or (due and self._all_readable()):
-                number += await self._remove_or_keep(candidate, term)
+                try:
+                    number += await self._remove_or_keep(candidate, term)
+                except StaleFence:
+                    raise
+                except WeftError as error:  # its turn comes again
+                    log.warning("code.not_erased", tenant=candidate.tenant, digest=candidate.digest, why=str(error))
+                    turn.failed(error)
+                else:
+                    turn.succeeded()
+        turn.end()
         return number
 
     async def _remove_or_keep(self, candidate: Candidate, term: int) -> bool:

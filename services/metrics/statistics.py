@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.core.ports.metric_store import Column
+from services.core.ports.metric_store import Column, even_places
 
 
 @dataclass
@@ -63,8 +63,4 @@ class Statistics:
 
 def chosen_steps(steps: Sequence[int], most: int) -> list[int]:
     """At most ``most`` of the steps (at least two), at equal distances, with the first and the last one."""
-    most = max(2, most)
-    if len(steps) <= most:
-        return list(steps)
-    last = len(steps) - 1
-    return [steps[round(place * last / (most - 1))] for place in range(most)]
+    return [steps[place] for place in even_places(len(steps), most)]

@@ -537,6 +537,9 @@ async def test_the_files_of_a_job_make_the_same_job_in_another_store(store: Metr
     await store.release(JOB)
     assert await store.job_ids() == [OTHER]
     assert await texts(store) == []
+    with pytest.raises(NotFound):
+        await copy.load_files(JOB, store.files(JOB))
+    assert await texts(copy) == ["a", "b", "c"], "a second fetch replaces nothing by nothing"
     assert await store.append(JOB, [log(0, "again")]) == [10], "it was not deleted"
     for opened in (store, copy):
         await opened.close()

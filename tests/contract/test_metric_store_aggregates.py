@@ -52,7 +52,7 @@ async def test_aggregates_and_columns_are_of_the_newest_attempt_and_the_lowest_r
     await store.append(JOB, [metrics(0, (1, 3.0), source=beside), metrics(0, (1, 2.0), (2, 2.5), source=second)])
     assert [shown(aggregate)[2:4] for aggregate in await store.aggregates(JOB)] == [(1, 2)]
     assert await store.whole_column(JOB, "loss", None, most=2) == Column([1, 2], [2.0, 2.5])
-    assert await store.whole_column(JOB, "loss", None, most=1) == Column([1, 2], ())
+    assert await store.whole_column(JOB, "loss", None, most=1) == Column([1, 2], (), 2), "two at least"
     assert await store.column(JOB, "loss", None, [1, 2, 3]) == Column([1, 2], [2.0, 2.5])
 
 
@@ -109,3 +109,12 @@ async def test_aggregates_survive_a_restart_and_a_copy(tmp_path: Path) -> None:
             assert [shown(aggregate) for aggregate in await store.aggregates(job)] == before
     finally:
         await store.close()
+
+
+async def test_of_a_column_with_more_steps_than_requested_some_are_read_and_no_values(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, *((step * 10, 1.0) for step in range(1_000)), (50, 2.0), (0, 3.0))])
+    column = await store.whole_column(JOB, "loss", None, most=5)
+    assert column == Column([0, 2500, 5000, 7490, 9990], (), 1_000)
+    assert column.count == 1_000
+    values = await store.column(JOB, "loss", None, column.steps)
+    assert values == Column(column.steps, [3.0, 1.0, 1.0, 1.0, 1.0])

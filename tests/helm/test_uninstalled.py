@@ -15,7 +15,8 @@ def test_uninstall_keeps_volumes_keys_and_learners_namespaces_and_nothing_else(i
     kinds = ",".join(name for name in named if not name.startswith("events"))
     before = installed.made_secrets()
     installed.helm("uninstall", RELEASE, "--wait", "--timeout=5m")
-    kept = [f"PersistentVolumeClaim data-weft-{store}-0" for store in ("etcd", "metrics", "mongodb", "rabbitmq", "s3")]
+    stores = ("etcd-0", "metrics-0", "metrics-1", "mongodb-0", "rabbitmq-0", "s3-0")
+    kept = [f"PersistentVolumeClaim data-weft-{store}" for store in stores]
     kept += [f"Secret {name}" for name in before] + ["Pod weft-test-training"]
     with suppress(AssertionError):  # pods and their endpoints end a little later
         eventually(lambda: installed.objects(kinds) == sorted(kept))

@@ -288,8 +288,9 @@ async def test_no_line_is_lost_or_doubled_while_the_number_of_shards_changes(
         assert {Numbers(2).owner(job) for job in shards.jobs(shard)} <= {shard}
 
 
-async def test_a_shard_that_is_killed_while_it_fetches_jobs_fetches_all(
-    shards: Shards, helper: HelperOf, reader: Callable[[int], Reader]
+@pytest.mark.parametrize("killed", [0, 1], ids=["the former owner", "the new one"])
+async def test_no_job_is_lost_when_a_shard_is_killed_while_jobs_move(
+    shards: Shards, helper: HelperOf, reader: Callable[[int], Reader], killed: int
 ) -> None:
     shards.start(1)
     jobs = [job_id() for _ in range(40)]
@@ -299,8 +300,8 @@ async def test_a_shard_that_is_killed_while_it_fetches_jobs_fetches_all(
     moving = {job for job in jobs if Numbers(2).owner(job) == 1}
     for least in range(1, len(moving), max(1, len(moving) // 5)):
         await until(lambda: len(shards.jobs(1)) >= least)  # noqa: B023 - awaited at once
-        shards.services[1].kill()
-        shards.start_one(1, 2, before=1)
+        shards.services[killed].kill()
+        shards.start_one(killed, 2, before=1)
     await moved(shards, range(2))
     assert (shards.jobs(0), shards.jobs(1)) == (set(jobs) - moving, moving)
     for job in jobs:

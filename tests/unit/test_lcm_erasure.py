@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
@@ -58,9 +59,11 @@ class Metrics:
 
     store: SqliteMetricStore
     away: bool = False
+    away_for: frozenset[str] = frozenset()
+    """Jobs of a shard that is away."""
 
     async def forget(self, job_id: str) -> None:
-        if self.away:
+        if self.away or job_id in self.away_for:
             raise Unavailable("the metrics service does not answer")
         await self.store.delete(job_id)
 
@@ -162,6 +165,20 @@ async def test_a_deleted_job_is_erased_after_the_time_that_the_operator_sets(wor
     assert await world.gone(job)
     assert await eraser.erase_jobs() == 0
     assert await world.intact(other)
+
+
+async def test_a_job_whose_metrics_shard_is_away_keeps_no_other_job_from_being_erased(world: World) -> None:
+    jobs = [await world.add() for _ in range(6)]
+    for job in jobs:
+        await world.delete(job)
+    world.metrics.away_for = frozenset({jobs[0].id, jobs[1].id, jobs[4].id})
+    eraser = world.eraser(deleted_keep_s=0)
+    for _ in range(3):
+        with contextlib.suppress(Unavailable):
+            await eraser.erase_jobs()
+    assert [await world.gone(job) for job in jobs] == [False, False, True, True, False, True]
+    world.metrics.away_for = frozenset()
+    assert sum([await eraser.erase_jobs() for _ in range(2)]) == 3
 
 
 async def test_with_zero_seconds_a_deleted_job_is_erased_at_once(world: World) -> None:

@@ -90,7 +90,7 @@ def test_a_volume_refuses_other_numbers_and_says_what_to_set(
 def test_agreed_numbers_are_read_back_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     volume = Volume(tmp_path)
     assert volume.read() is None
-    volume.write(Agreed(3, 1, moved=True))
+    assert volume.record(Agreed(3, 1, moved=True))
     assert volume.read() == Agreed(3, 1, moved=True)
     (tmp_path / FILE).write_text('{"count": 3}')
     with pytest.raises(InvalidRequest, match="restore it"):

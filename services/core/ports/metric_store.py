@@ -186,7 +186,14 @@ class Column:
 
     steps: Sequence[int]
     values: Sequence[float]
-    """The value of each of ``steps``; may be NaN or infinite."""
+    """The value of each of ``steps``; may be NaN or infinite. None, if there are more steps than were requested."""
+    total: int | None = None
+    """Number of steps of the series, if ``steps`` are only some of them."""
+
+    @property
+    def count(self) -> int:
+        """Returns the number of steps of the series."""
+        return len(self.steps) if self.total is None else self.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +238,14 @@ class FilePart:
 
     name: str
     data: bytes
+
+
+def even_places(count: int, most: int) -> list[int]:
+    """At most ``most`` places of ``count`` (at least two), from 0, at equal distances, with the first and the last."""
+    most = max(2, most)
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
 
 
 DEFAULT_BOUNDS: Final = JobBounds()
@@ -296,7 +311,10 @@ class MetricStore(Protocol):
     async def whole_column(
         self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
     ) -> Column | None:
-        """As ``column``, at all steps of the series. Of more than ``most`` steps there are no values."""
+        """As ``column``, at all steps of the series.
+
+        Of more than ``most`` steps those at ``even_places``, and no values: the memory does not depend on their number.
+        """
         ...
 
     async def column(
@@ -340,18 +358,22 @@ class MetricStore(Protocol):
         """Yields the files of a job as they are, damaged ones too; each file's parts follow one another.
 
         For another store of the same kind. The job must not be used meanwhile, nor have been used by this process.
+        Raises NotFound where nothing is stored of the job.
         """
         ...
 
     async def load_files(self, job_id: str, parts: AsyncIterable[FilePart]) -> None:
         """Replaces all that is stored of the job by the files of another store, durably. As ``load`` otherwise.
 
-        Raises InvalidRequest for a name that is not that of a job's file.
+        Raises InvalidRequest for a name that is not that of a job's file. Nothing is replaced if ``parts`` raises.
         """
         ...
 
     async def release(self, job_id: str) -> None:
-        """Removes the files of a job that another store has now. It is not deleted: it may be loaded again."""
+        """Removes the files of a job that another store has now. It is not deleted: it may be loaded again.
+
+        ``files`` yields all of them or, afterwards, none. No error where there is nothing.
+        """
         ...
 
     def damaged(self) -> Mapping[str, str]:

@@ -96,7 +96,7 @@ async def _column(
     )
     with translating(f"shard {owner.shard} of the metrics service"):
         reply = await owner.shards.ReadColumn(request, timeout=_CALL_S)
-    return Column(list(reply.steps), list(reply.values)) if reply.reported else None
+    return Column(list(reply.steps), list(reply.values), reply.count) if reply.reported else None
 
 
 @dataclass(frozen=True)

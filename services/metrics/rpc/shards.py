@@ -62,4 +62,4 @@ class Shard(metrics_pb2_grpc.ShardServicer):
             column = await self.store.whole_column(request.job_id, request.name, labels, most=request.most)
         if column is None:
             return pb.ReadColumnReply()
-        return pb.ReadColumnReply(reported=True, steps=column.steps, values=column.values)
+        return pb.ReadColumnReply(reported=True, steps=column.steps, values=column.values, count=column.count)

@@ -175,9 +175,11 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         labels = None if request.any_context else dict(request.context)
         most = request.max_points or _CURVE_POINTS
         longest: Sequence[int] = []
+        count = 0
         columns: dict[str, Column] = {}
         async for job_id, column in self._whole_columns(request.job_ids, request.name, labels, most=most):
-            longest = max(longest, column.steps, key=len)
+            if column.count > count:
+                longest, count = column.steps, column.count
             columns[job_id] = column if column.values else replace(column, steps=())
         statistics = Statistics(chosen_steps(longest, most))
         for job_id, column in columns.items():

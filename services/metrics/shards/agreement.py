@@ -36,7 +36,8 @@ class Agreement:
         while not self.reached:
             waits = [why for sibling in self.siblings.values() if (why := await self._differs(sibling)) is not None]
             if not waits:
-                self.volume.write(Agreed(self._shards.count, self._shards.before))
+                # On a full volume they are recorded after the move. Until then a restart only agrees once more.
+                self.volume.record(Agreed(self._shards.count, self._shards.before))
                 self.reached = True
                 log.info("shards.agreed", count=self._shards.count, before=self._shards.before)
                 return

@@ -8,6 +8,7 @@ fetch, and nothing was taken in here that the repetition would overwrite.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final
@@ -16,7 +17,7 @@ import structlog
 from prometheus_client import Gauge
 
 from services.core.adapters.rpc.client import streaming, translating
-from services.core.domain.errors import Unavailable, WeftError
+from services.core.domain.errors import NotFound, Unavailable, WeftError
 from services.core.domain.shards import Shards
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.ports.metric_store import FilePart, MetricStore
@@ -84,7 +85,8 @@ class Moves:
                     break
             if self._unlisted or self._pending:
                 await self._clock.sleep(_AGAIN_S)
-        self._volume.write(Agreed(self._shards.count, self._shards.before, moved=True))
+        while not self._volume.record(Agreed(self._shards.count, self._shards.before, moved=True)):
+            await self._clock.sleep(_AGAIN_S)
         log.info("shards.moved", count=self._shards.count, before=self._shards.before)
 
     async def _list(self, sibling: Sibling) -> None:
@@ -104,7 +106,8 @@ class Moves:
 
     async def _fetch(self, job_id: str) -> None:
         sibling = self._siblings[self._pending[job_id]]
-        await self._store.load_files(job_id, _parts(sibling, job_id))
+        with contextlib.suppress(NotFound):  # an earlier try has fetched it, and the reply to its release was lost
+            await self._store.load_files(job_id, _parts(sibling, job_id))
         with translating(f"shard {sibling.shard}"):
             await sibling.shards.Release(pb.ReleaseRequest(job_id=job_id), timeout=_RELEASE_S)
         del self._pending[job_id]

@@ -10,11 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from services.core.domain.errors import InvalidRequest
+import structlog
+
+from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.shards import Shards
 from services.core.runtime.durable_files import read_json, write_json
 
 FILE: Final = "shards.json"
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,14 @@ class Volume:
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"{self._path} cannot be read ({error!r}); restore it from a backup") from error
 
-    def write(self, agreed: Agreed) -> None:
-        write_json(self._path, asdict(agreed))
+    def record(self, agreed: Agreed) -> bool:
+        """Writes it durably. False, and a line in the log, if the volume is full or cannot be written."""
+        try:
+            write_json(self._path, asdict(agreed))
+        except (WeftError, OSError) as error:
+            log.warning("shards.not_recorded", why=str(error))
+            return False
+        return True
 
 
 def check(shards: Shards, shard: int, agreed: Agreed | None, job_ids: Iterable[str]) -> None:

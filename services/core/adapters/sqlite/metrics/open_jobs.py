@@ -24,6 +24,9 @@ from services.core.runtime.durable_files import sync_folder
 FORGOTTEN: Final = ".forgotten"
 """Folder of empty files with the names of deleted jobs: a late learner must not create a deleted job again."""
 
+GONE: Final = ".gone-"
+"""Prefix of the names of folders that are being removed."""
+
 
 @dataclass(slots=True, eq=False)
 class _Entry:
@@ -158,10 +161,13 @@ class OpenJobs:
             self._leave(job_id, entry)
 
     def _remove(self, job_id: str) -> None:
-        folder = self._root / job_id
+        """At once, also for a reader of the folder: what is removed file by file no longer has the job's name."""
+        folder, gone = self._root / job_id, self._root / f"{GONE}{job_id}"
         if folder.exists():
-            shutil.rmtree(folder)
+            shutil.rmtree(gone, ignore_errors=True)
+            folder.rename(gone)
             sync_folder(self._root)
+            shutil.rmtree(gone)
 
     def close(self) -> None:
         with self._lock:

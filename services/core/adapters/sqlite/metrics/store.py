@@ -31,7 +31,7 @@ from services.core.adapters.sqlite.metrics.curves import PointReader
 from services.core.adapters.sqlite.metrics.job_file import JobFile
 from services.core.adapters.sqlite.metrics.ledger import Prepared, prepare
 from services.core.adapters.sqlite.metrics.lines import LineReader, compiled
-from services.core.adapters.sqlite.metrics.open_jobs import OpenJobs
+from services.core.adapters.sqlite.metrics.open_jobs import GONE, OpenJobs
 from services.core.adapters.sqlite.metrics.segments import SEGMENT_BYTES, Damaged
 from services.core.adapters.sqlite.metrics.tallies import (
     context_text,
@@ -134,7 +134,7 @@ class SqliteMetricStore:
         except BlockingIOError:
             os.close(lock)
             raise Unavailable(f"another process has the metric store {root} open") from None
-        for left in root.glob(f"{_LOADING}*"):
+        for left in (*root.glob(f"{_LOADING}*"), *root.glob(f"{GONE}*")):
             shutil.rmtree(left)
         return cls(
             root, lock, open_jobs=open_jobs, search_s=search_s, segment_bytes=segment_bytes, bounds=bounds,
@@ -339,8 +339,12 @@ class SqliteMetricStore:
             return next(parts, None)
 
         try:
-            while (part := await self._run(self._readers, following)) is not None:
+            part = await self._run(self._readers, following)
+            if part is None:
+                raise NotFound(f"nothing is stored of job {job_id}")
+            while part is not None:
                 yield part
+                part = await self._run(self._readers, following)
         except OSError as error:
             raise translated(error) from error
         finally:

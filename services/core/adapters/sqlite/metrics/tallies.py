@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from services.core.domain.usage import USAGE, USAGE_NAMES
-from services.core.ports.metric_store import Aggregate, Column
+from services.core.ports.metric_store import Aggregate, Column, even_places
 
 TABLE: Final = """CREATE TABLE IF NOT EXISTS tallies (series INTEGER PRIMARY KEY, seq INTEGER NOT NULL,
     count INTEGER NOT NULL, last REAL, last_step INTEGER, low REAL, low_step INTEGER, high REAL, high_step INTEGER)"""
@@ -120,7 +120,12 @@ def _aggregate(name: str, context: str, rank: int, tally: Tally) -> Aggregate:
 _SERIES_OF: Final = """
     SELECT id, context FROM series WHERE attempt = (SELECT max(attempt) FROM series) AND name = :name
     AND (:context IS NULL OR context = :context) ORDER BY context, rank LIMIT 1"""
-_STEPS: Final = "SELECT DISTINCT step FROM points WHERE series = ? AND step IS NOT NULL ORDER BY step"
+_COUNT_STEPS: Final = "SELECT count(DISTINCT step) FROM points WHERE series = ? AND step IS NOT NULL"
+_STEPS_AT: Final = """
+    SELECT step FROM (
+        SELECT step, row_number() OVER (ORDER BY step) - 1 AS place FROM (
+            SELECT DISTINCT step FROM points WHERE series = :series AND step IS NOT NULL))
+    WHERE place IN (SELECT value FROM json_each(:places)) ORDER BY step"""
 _WHOLE: Final = """
     SELECT p.step, p.value FROM (
         SELECT max(seq) AS seq FROM points WHERE series = ? AND step IS NOT NULL GROUP BY step LIMIT ?) latest
@@ -133,14 +138,17 @@ _AT: Final = """
 
 
 def read_whole_column(db: apsw.Connection, name: str, context: str | None, *, most: int) -> Column | None:
-    """All steps of the series that ``read_column`` reads, and their values if they are at most ``most``."""
+    """All steps of the series that ``read_column`` reads, with their values; of more than ``most`` some, without."""
     series: Any = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
     if series is None:
         return None
     rows = list(_rows(db.execute(_WHOLE, (series[0], most + 1))))
-    if len(rows) > most:
-        return Column([step for (step,) in _rows(db.execute(_STEPS, (series[0],)))], ())
-    return _column(rows)
+    if len(rows) <= most:
+        return _column(rows)
+    count: int = db.execute(_COUNT_STEPS, (series[0],)).get
+    places = json.dumps(even_places(count, most))
+    steps = _rows(db.execute(_STEPS_AT, {"series": series[0], "places": places}))
+    return Column([step for (step,) in steps], (), count)
 
 
 def read_column(db: apsw.Connection, name: str, context: str | None, steps: Sequence[int]) -> Column | None:

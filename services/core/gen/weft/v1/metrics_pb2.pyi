@@ -1891,7 +1891,7 @@ class ReadColumnRequest(_message.Message):
     any_context: _builtins.bool
     """The labels do not matter: the job's first series counts."""
     most: _builtins.int
-    """All steps; of more steps than this no values."""
+    """All steps; of more than this only so many, without values."""
     @_builtins.property
     def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Its labels."""
@@ -1925,8 +1925,11 @@ class ReadColumnReply(_message.Message):
     REPORTED_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
     reported: _builtins.bool
     """False: the job has no such series."""
+    count: _builtins.int
+    """Number of steps of the series; `steps` are at most as many as were requested."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps of the series, in order."""
@@ -1941,10 +1944,11 @@ class ReadColumnReply(_message.Message):
         reported: _builtins.bool = ...,
         steps: _abc.Iterable[_builtins.int] | None = ...,
         values: _abc.Iterable[_builtins.float] | None = ...,
+        count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reported", b"reported", "steps", b"steps", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reported", b"reported", "steps", b"steps", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
