@@ -107,6 +107,8 @@ class Follow:
                         return
                     # The id of the parser is sticky: an event without one repeats the one before.
                     self._token = event.id or self._token
+                    if event.event == "start":  # nothing but the token, for a cut before the first item
+                        continue
                     yield Event(event.event, document, event.id)
             except ValueError as garbled:
                 raise Internal(f"the stream is garbled ({garbled}): is this the address of a Weft platform?") from None

@@ -274,6 +274,20 @@ def test_cut_stream_resumes_after_the_last_line(http: Sessions) -> None:
     assert (stream.end.status, stream.end.exit_code) == ("COMPLETED", 0)
 
 
+@pytest.mark.parametrize("tail", [0, 20])
+def test_a_tail_that_is_cut_before_its_first_line_loses_no_line(tail: int) -> None:
+    answers = [
+        json_answer(JOB),
+        event_answer(("start", "7", {"seq": 7})),
+        event_answer(("start", "7", {"seq": 7}), line(8), end=True),
+    ]
+    with scripted(lambda _request, n: answers[n]) as server, client(server.url) as connected:
+        lines = list(connected.jobs.get("j1").logs(follow=True, tail=tail))
+    assert [entry.seq for entry in lines] == [8]
+    assert [request.headers.get("last-event-id") for request in server.requests[1:]] == [None, "7"]
+    assert "start=true" in server.requests[1].path
+
+
 def test_stream_without_events_ends(http: Sessions) -> None:
     with scripted(lambda _request, _n: event_answer(end=True)) as server:
         stream = http.follow(server.url, Clock())
