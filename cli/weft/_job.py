@@ -142,7 +142,8 @@ class Job:
             self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail
         )
         for event in followed:
-            yield LogLine.of(event.data)
+            if event.kind == "line":
+                yield LogLine.of(event.data)
         self._ended(followed.end)
 
     def metrics(
@@ -167,7 +168,8 @@ class Job:
             return
         followed = self._jobs.follow_metrics(self.id, name=name)
         for event in followed:
-            yield Point.of(event.data)
+            if event.kind == "point":
+                yield Point.of(event.data)
         self._ended(followed.end)
 
     def artifacts(self, *, attempt: int | None = None) -> Iterator[Artifact]:

@@ -17,7 +17,7 @@ from weft._version import SDK_VERSION
 FIRST_RETRY_FOR_S = 2.0
 RETRY_FOR_S = 20.0
 _RETRIED = frozenset({429, 502, 503, 504})
-_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
+_PAUSE_S, LONGEST_PAUSE_S = 0.1, 4.0
 
 # An event stream sends a comment every 15 s: three lost ones mean that it is dead.
 STREAM_SILENCE_S = 45.0
@@ -50,7 +50,7 @@ def _chance() -> float:
 
 def pause_s(attempt: int, *, jitter: Callable[[], float] = _chance) -> float:
     """Seconds to wait before try number ``attempt`` + 2: doubling, between half and the whole of each step."""
-    return float(min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)) * (0.5 + jitter() / 2)
+    return float(min(LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)) * (0.5 + jitter() / 2)
 
 
 class NeverSent(ConnectionFailed):

@@ -87,6 +87,15 @@ class Following:
                     yield batch
             yield End(watched.job, job_id)
 
+    async def without_tail(self, job: Job, query: LineQuery) -> LineQuery:
+        """The same lines by where they begin: a query with ``after_seq`` in place of ``tail``. Waits while the metrics
+        service is away.
+        """
+        if query.tail is None:
+            return query
+        first, after = await self._tail(job.id, job.tenant, query)
+        return replace(query, after_seq=first[0].seq - 1 if first else after, tail=None)
+
     async def points(self, job: Job, query: PointQuery) -> AsyncGenerator[Sequence[StoredPoint] | End]:
         """Points after ``query.after_seq`` as they are stored; then the end."""
         job_id = job.id

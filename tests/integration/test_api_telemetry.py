@@ -234,6 +234,29 @@ async def test_a_log_stream_with_tail_begins_with_the_last_lines(api: Api, learn
     assert [event.id for event in resumed] == [99, 100, 101, None]
 
 
+async def test_a_log_stream_with_tail_that_is_cut_before_its_first_line_loses_no_line(
+    api: Api, learner: Learner
+) -> None:
+    url = f"/v1/jobs/{learner.job}/logs"
+    await learner.write_lines(*(str(number) for number in range(1, 101)))
+    tokens: dict[int, int] = {}
+    for tail in (0, 2):
+        async with aclosing(events(api.admin, url, params={"tail": tail, "start": "true"})) as stream:
+            first = await anext(stream)
+        assert (first.name, first.data) == ("start", {"seq": first.id})
+        assert first.id is not None
+        tokens[tail] = first.id
+    assert tokens == {0: 100, 2: 98}
+    await learner.write_lines("101", "102", "103")
+    await learner.complete_and_release()
+    for tail, token in tokens.items():
+        headers = {"Last-Event-ID": str(token)}
+        rest = await whole(api.admin, url, params={"tail": tail, "start": "true"}, headers=headers)
+        assert [event.name for event in rest] == ["start", *["line"] * (103 - token), "end"]
+        assert [event.id for event in rest] == [token, *range(token + 1, 104), None]
+    assert "start" not in {event.name for event in await whole(api.admin, url, params={"tail": 2})}
+
+
 async def test_a_filtered_log_stream_ends_with_the_job(api: Api, learner: Learner) -> None:
     await learner.write_lines("a", "b", "a", "c")
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs", params={"search": "a"})

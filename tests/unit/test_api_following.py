@@ -23,7 +23,7 @@ from services.core.domain.errors import Unavailable
 from services.core.domain.job import Job, set_desired
 from services.core.domain.status import Desired
 from services.core.ports.job_store import Changes
-from services.core.ports.metric_store import LineQuery, StoredLine
+from services.core.ports.metric_store import LineQuery, LogLine, SourceId, StoredLine
 from services.core.runtime.home import Home
 from tests.documents import NOW, a_job
 from tests.testbed.identities import credential
@@ -213,6 +213,44 @@ async def test_followers_of_a_job_with_a_large_spec_share_one_document() -> None
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
+
+
+class StoredLines(TelemetryClient):
+    """A metrics service with lines of the seqs 1 to ``stored``. It was away at the first ``failures`` requests."""
+
+    def __init__(self, stored: int, *, failures: int = 0) -> None:
+        self.stored, self.failures = stored, failures
+
+    async def lines(self, job_id: str, query: LineQuery, *, limit: int) -> Lines:
+        last = min(self.stored, query.before_seq - 1) if query.before_seq is not None else self.stored
+        first = query.after_seq + 1 if query.tail is None else max(last - query.tail + 1, 1)
+        return Lines([stored_line(seq) for seq in range(first, last + 1)], last)
+
+    async def summary(self, job_id: str) -> Summary:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise Unavailable("the metrics service is away")
+        return Summary(lines=self.stored, points=0, latest={}, progress=None, eta_ms=None)
+
+
+def stored_line(seq: int) -> StoredLine:
+    return StoredLine(seq, SourceId(1, "worker", 0, 1, "stdout"), LogLine(seq, NOW, f"line {seq}"))
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("tail", "start"), [(0, 5), (2, 3), (5, 0), (20, 0), (None, 0)])
+async def test_a_tail_that_is_cut_before_its_first_line_begins_at_the_same_line_again(
+    tail: int | None, start: int
+) -> None:
+    """It began at the last lines of the second connection: lines that were stored in between were lost."""
+    store, metrics = MemoryJobStore(), StoredLines(5, failures=3)
+    job = await store.insert(set_desired(a_job(), Desired.KILL, actor="user:ada", now=NOW))
+    following = Following(store, metrics, Watcher(store, every_s=60, render=listed), searches())
+    query = await following.without_tail(job, LineQuery(tail=tail))
+    assert (query.after_seq, query.tail) == (start, None)
+    metrics.stored = 50
+    seqs = [stored.seq async for batch in following.lines(job, query) if not isinstance(batch, End) for stored in batch]
+    assert seqs == [*range(start + 1, 51)]
 
 
 class Metrics(TelemetryClient):

@@ -21,6 +21,7 @@ from weft._cli.call import Call
 from weft._cli.chart import chart, sparkline, thin
 from weft._cli.commands.metrics import _people
 from weft._cli.curves import Curves
+from weft._cli.job_table import sorted_jobs, took_s
 from weft._cli.lines import LineWriter
 from weft._cli.output import Column, details, emit, table
 from weft._cli.startup import fetching, summary, timeline
@@ -41,6 +42,51 @@ def test_no_text_can_control_the_terminal(text: str) -> None:
 def test_escapes_are_shown_rather_than_sent() -> None:
     assert plain("\x1b[2Jgone\rover\x9b1m") == "\\x1b[2Jgone\\x0dover\\x9b1m"
     assert one_line("a\nb\tc") == "a b c"
+
+
+def job(status: str, *, started: float | None = 600, since: float = 0, **ages: float) -> dict[str, Any]:
+    """A job as the API lists it. Times are seconds ago."""
+
+    def time(ago_s: float) -> str:
+        return (datetime.now(UTC) - timedelta(seconds=ago_s)).isoformat().replace("+00:00", "Z")
+
+    attempt = {"started": None if started is None else time(started)}
+    times: dict[str, str | None] = {"finished": None, "released": None}
+    times |= {name: time(age) for name, age in ages.items()}
+    return {"id": status, "status": status, "attempt": attempt, "since": time(since), "created": time(700), **times}
+
+
+WEEK = 7 * 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("document", "took"),
+    [
+        (job("QUEUED", started=None), None),
+        (job("QUEUED", started=WEEK + 600, released=WEEK), None),  # its last attempt failed: it waits for the next
+        (job("PENDING", started=None), None),
+        (job("PROCESSING"), 600),
+        (job("STORING"), 600),
+        (job("HALTING"), 600),
+        (job("HALTED", started=WEEK + 600, since=WEEK), 600),
+        (job("HALTED", started=WEEK + 600, since=WEEK, released=WEEK - 5), 600),
+        (job("HALTED", started=WEEK + 600, released=WEEK), 600),  # it was halted while it waited for another attempt
+        (job("COMPLETED", finished=100, released=90), 500),
+        (job("FAILED", finished=100), 500),
+        (job("KILLED", finished=100, released=90), 500),
+        (job("KILLED", started=WEEK + 600, finished=0, released=WEEK), 600),  # it was halted for a week
+        (job("KILLED", started=None, finished=0), None),
+    ],
+)
+def test_a_job_that_does_not_run_takes_no_more_time(document: dict[str, Any], took: float | None) -> None:
+    """A job that trained for 10 minutes and was halted a week ago had TOOK 7d00h."""
+    assert took_s(document) == (None if took is None else pytest.approx(took, abs=60))
+
+
+def test_sorted_by_took_the_job_that_ran_longest_is_first_and_those_that_wait_are_last() -> None:
+    halted, waiting = job("HALTED", started=WEEK + 600, since=WEEK), job("QUEUED", started=WEEK, released=WEEK - 9)
+    done = job("COMPLETED", started=7200, finished=60)
+    assert sorted_jobs([waiting, halted, done], "took", reverse=True) == [done, halted, waiting]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from tests.testbed.scripted_http import Answer, Request, event_answer, json_answer, scripted
@@ -22,6 +24,7 @@ from weft._wire import FIRST_RETRY_FOR_S, RETRY_FOR_S, pause_s
 
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
 TIME = "2026-11-21T13:20:00.123Z"
+PROFILE = Profile("", "http://weft.example", "k")
 
 
 def client(url: str) -> TheClient:
@@ -271,6 +274,20 @@ def test_cut_stream_resumes_after_the_last_line(http: Sessions) -> None:
     assert (stream.end.status, stream.end.exit_code) == ("COMPLETED", 0)
 
 
+@pytest.mark.parametrize("tail", [0, 20])
+def test_a_tail_that_is_cut_before_its_first_line_loses_no_line(tail: int) -> None:
+    answers = [
+        json_answer(JOB),
+        event_answer(("start", "7", {"seq": 7})),
+        event_answer(("start", "7", {"seq": 7}), line(8), end=True),
+    ]
+    with scripted(lambda _request, n: answers[n]) as server, client(server.url) as connected:
+        lines = list(connected.jobs.get("j1").logs(follow=True, tail=tail))
+    assert [entry.seq for entry in lines] == [8]
+    assert [request.headers.get("last-event-id") for request in server.requests[1:]] == [None, "7"]
+    assert "start=true" in server.requests[1].path
+
+
 def test_stream_without_events_ends(http: Sessions) -> None:
     with scripted(lambda _request, _n: event_answer(end=True)) as server:
         stream = http.follow(server.url, Clock())
@@ -287,6 +304,47 @@ def test_stream_is_given_up_after_the_retry_limit(http: Sessions) -> None:
             next(stream)
     assert 60 < clock.now <= 100 + RETRY_FOR_S
     assert stream.end is None
+
+
+class Quiet(httpx2.SyncByteStream):
+    """A stream with keep-alive comments alone that is cut after an hour."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b": \n\n"
+        self._clock.now += 3600.0
+        yield b": \n\n"
+
+
+def test_following_a_job_that_prints_nothing_for_hours_survives_restarts_of_the_api() -> None:
+    clock, requests = Clock(), 0
+    cuts: list[WeftError] = []
+
+    def answer(_request: httpx2.Request) -> httpx2.Response:
+        nonlocal requests
+        requests += 1
+        if requests % 2 == 0:  # the api restarts
+            return httpx2.Response(503, json={"code": "unavailable", "detail": "a store is away"})
+        body = Quiet(clock) if requests < 6 else httpx2.ByteStream(event_answer(line(1), end=True).body)
+        return httpx2.Response(200, headers={"Content-Type": "text/event-stream"}, stream=body)
+
+    with closing(Http(PROFILE, transport=httpx2.MockTransport(answer), clock=clock, sleep=clock.sleep)) as quiet:
+        stream = Follow(quiet, "/v1/jobs/j1/logs", {}, clock=clock, sleep=clock.sleep, on_cut=cuts.append)
+        clock.now += 3600.0
+        assert [event.data["seq"] for event in stream] == [1]
+    assert requests == 7
+    assert len(cuts) == 3
+
+
+def test_stream_that_is_cut_at_once_again_and_again_is_opened_ever_later(http: Sessions) -> None:
+    clock = Clock()
+    cuts: list[WeftError] = []
+    with scripted(lambda _request, n: event_answer(end=n == 9)) as server:
+        assert list(http.follow(server.url, clock, on_cut=cuts.append)) == []
+    assert len(cuts) == 1
+    assert clock.slept[-1] > 10 * clock.slept[0]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Live streams that survive the connection: every event once, in order, until the platform says that it was the last.
 
 A stream that ends without `event: end` was cut. It is opened again with the id of the last event that was handed out,
-so nothing is lost and nothing comes twice; how often that works is limited only by `retry_for_s` of silence. The end
-event carries the job's final state: a caller that follows to the end knows how it ended without another request.
+so nothing is lost and nothing comes twice. It is given up when no stream could be opened for `retry_for_s`: an open
+stream without events is no silence, because a job may print nothing for hours. The end event carries the job's final
+state: a caller that follows to the end knows how it ended without another request.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from weft._aio._http import AsyncHttp
 from weft._errors import ConnectionFailed, Internal, Unavailable, WeftError, from_problem
 from weft._stream import RETRY_FOR_S, End, Event, end_of
-from weft._wire import STREAM_SILENCE_S, pause_s
+from weft._wire import LONGEST_PAUSE_S, STREAM_SILENCE_S, pause_s
 
 __all__ = ["RETRY_FOR_S", "AsyncFollow", "End", "Event"]
 
@@ -47,7 +48,10 @@ class AsyncFollow:
         self._clock = clock
         self._sleep = sleep
         self._token = ""
-        self._heard_at = clock()
+        self._heard_at = 0.0
+        """When the last stream was still open; before that, when this began."""
+        self._open_s = 0.0
+        """How long the last stream was open; 0 if it could not be opened."""
         self._events = self._run()
         self.end: End | None = None
 
@@ -63,6 +67,7 @@ class AsyncFollow:
 
     async def _run(self) -> AsyncGenerator[Event, None]:
         attempt = 0
+        self._heard_at = self._clock()
         while self.end is None:
             try:
                 async with aclosing(self._connection()) as events:
@@ -74,6 +79,8 @@ class AsyncFollow:
                 cut: WeftError = ConnectionFailed("the stream was cut")
             except (ConnectionFailed, Unavailable) as failed:
                 cut = failed
+            if self._open_s > LONGEST_PAUSE_S:  # a stream that is cut at once, again and again, is opened ever later
+                attempt = 0
             if attempt == 0:
                 self._on_cut(cut)
             pause = pause_s(attempt) if cut.retry_after_s is None else cut.retry_after_s
@@ -87,10 +94,11 @@ class AsyncFollow:
         if self._token:
             headers["Last-Event-ID"] = self._token
         stream = self._http.open(self._path, params=self._params, headers=headers, silence_s=STREAM_SILENCE_S)
+        self._open_s = 0.0
         async with stream as response, aclosing(response.events()) as events:
+            opened_at = self._clock()
             try:
                 async for event in events:
-                    self._heard_at = self._clock()
                     document = json.loads(event.data)
                     if event.event == "error":
                         raise from_problem(int(document.get("status") or 500), document)
@@ -99,6 +107,11 @@ class AsyncFollow:
                         return
                     # The id of the parser is sticky: an event without one repeats the one before.
                     self._token = event.id or self._token
+                    if event.event == "start":  # nothing but the token, for a cut before the first item
+                        continue
                     yield Event(event.event, document, event.id)
             except ValueError as garbled:
                 raise Internal(f"the stream is garbled ({garbled}): is this the address of a Weft platform?") from None
+            finally:
+                self._heard_at = self._clock()
+                self._open_s = self._heard_at - opened_at

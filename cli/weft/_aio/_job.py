@@ -142,7 +142,8 @@ class AsyncJob:
             self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail
         )
         async for event in followed:
-            yield LogLine.of(event.data)
+            if event.kind == "line":
+                yield LogLine.of(event.data)
         self._ended(followed.end)
 
     async def metrics(
@@ -168,7 +169,8 @@ class AsyncJob:
             return
         followed = self._jobs.follow_metrics(self.id, name=name)
         async for event in followed:
-            yield Point.of(event.data)
+            if event.kind == "point":
+                yield Point.of(event.data)
         self._ended(followed.end)
 
     def artifacts(self, *, attempt: int | None = None) -> AsyncIterator[Artifact]:

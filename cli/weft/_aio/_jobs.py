@@ -374,7 +374,10 @@ class AsyncJobs:
         event, `.end` says how the job ended. ``after``: the `seq` of the last line that was seen.
         """
         params = _log_params(rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search)
-        return AsyncFollow(self._http, _path(id, "logs"), {**params, "tail": tail, "after": after}, on_cut=on_cut)
+        # A cut before the first line must not move where the tail begins. An api that does not know `start` ignores it.
+        start = None if tail is None else True
+        params |= {"tail": tail, "after": after, "start": start}
+        return AsyncFollow(self._http, _path(id, "logs"), params, on_cut=on_cut)
 
     async def series(
         self,

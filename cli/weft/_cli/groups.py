@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import click
@@ -53,24 +54,31 @@ def named_jobs(call: Call, jobs: Sequence[str], group: str | None, tag: str | No
     return (*jobs, *(id_ for id_ in dict.fromkeys(tagged) if id_ not in jobs))
 
 
-def made_name(document: Mapping[str, Any], key: str) -> str:
-    """The name of a group that has none: that of the job, and a part that follows from the idempotency key."""
-    import hashlib
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The jobs of a group before they are submitted."""
 
-    return f"{str(document.get('name') or 'job')[:_NAME_MOST]}-{hashlib.sha256(key.encode()).hexdigest()[:6]}"
+    name: str
+    specs: Sequence[dict[str, Any]]
+    """The spec of each job: every combination of the values, in order; repetitions are next to each other."""
+    settings: Sequence[str]
+    """For people: what tells each job apart, e.g. ``lr=0.1 SEED=2``."""
 
 
-def variants(document: Mapping[str, Any], arrays: Sequence[str], repeat: int, group: str) -> list[dict[str, Any]]:
-    """The spec of each job of the group: every combination of the values, ``repeat`` times.
+def make_group(document: Mapping[str, Any], key: str, *, arrays: Sequence[str], repeat: int, name: str | None) -> Group:
+    """The jobs that a spec makes with ``--array`` and ``--repeat``.
 
     ``arrays``: ``NAME=VALUE,VALUE``. A NAME without a dot is an environment variable, another one a field of the spec.
+    ``key``: the idempotency key, of which the name of a group follows that is given none.
     """
     from weft._spec_file import set_field
 
+    name = name or _made_name(document, key)
     axes = [_axis(text) for text in arrays]
     axes += [(SEED, [str(seed) for seed in range(repeat)])] if repeat > 1 else []
-    name = str(document.get("name") or "job")
+    job_name = str(document.get("name") or "job")
     specs: list[dict[str, Any]] = []
+    settings: list[str] = []
     for values in itertools.product(*(values for _, values in axes)):
         spec = copy.deepcopy(dict(document))
         for (axis, _), value in zip(axes, values, strict=True):
@@ -78,28 +86,20 @@ def variants(document: Mapping[str, Any], arrays: Sequence[str], repeat: int, gr
                 set_field(spec, f"{axis}={value}")
             else:
                 spec["env"] = {**(spec.get("env") or {}), axis: value}
-        spec["tags"] = [*(spec.get("tags") or ()), tag_of(group)]
-        spec["name"] = f"{name[:_NAME_MOST]}-{len(specs) + 1}"
+        spec["tags"] = [*(spec.get("tags") or ()), tag_of(name)]
+        spec["name"] = f"{job_name[:_NAME_MOST]}-{len(specs) + 1}"
         specs.append(spec)
+        settings.append(" ".join(f"{axis}={value}" for (axis, _), value in zip(axes, values, strict=True)))
         if len(specs) > MOST:
             raise click.UsageError(f"a group has at most {MOST} jobs")
-    return specs
+    return Group(name, specs, settings)
 
 
-def settings_of(specs: Sequence[Mapping[str, Any]], arrays: Sequence[str], repeat: int) -> Iterator[str]:
-    """For people: what tells each job apart, e.g. ``lr=0.1 SEED=2``."""
-    names = [_axis(text)[0] for text in arrays] + ([SEED] if repeat > 1 else [])
-    for spec in specs:
-        yield " ".join(f"{name}={_value(spec, name)}" for name in names)
+def _made_name(document: Mapping[str, Any], key: str) -> str:
+    """The name of a group that has none: that of the job, and a part that follows from the idempotency key."""
+    import hashlib
 
-
-def _value(spec: Mapping[str, Any], name: str) -> object:
-    if "." not in name:
-        return (spec.get("env") or {}).get(name)
-    value: Any = spec
-    for part in name.split("."):
-        value = value[int(part)] if isinstance(value, list) else value[part]
-    return value
+    return f"{str(document.get('name') or 'job')[:_NAME_MOST]}-{hashlib.sha256(key.encode()).hexdigest()[:6]}"
 
 
 def _axis(text: str) -> tuple[str, list[str]]:

@@ -46,11 +46,17 @@ def job_table(documents: Sequence[dict[str, Any]], metrics: Sequence[str], wide:
 
 
 def took_s(job: dict[str, Any]) -> float | None:
-    """Seconds from the first start of the attempt to the end of the job, or until now; None before the start."""
-    started, finished = (job.get("attempt") or {}).get("started"), job.get("finished")
-    if not started:
+    """Seconds from the first start of the attempt to its end, or until now; None before the start, and in the queue.
+
+    A job that was halted and is killed later has ended its attempt when it gave back its hardware.
+    """
+    started, status = (job.get("attempt") or {}).get("started"), job.get("status")
+    if not started or status in {"QUEUED", "RESUMED"}:
         return None
-    end = parse_time(finished) if finished else datetime.now(UTC)
+    ended = job.get("since") if status == "HALTED" else job.get("finished")
+    if ended is None:
+        return (datetime.now(UTC) - parse_time(started)).total_seconds()
+    end = min(parse_time(time) for time in (ended, job.get("released")) if time)
     return (end - parse_time(started)).total_seconds()
 
 

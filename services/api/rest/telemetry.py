@@ -25,6 +25,7 @@ from services.api.use_cases.telemetry import (
     JobPoint,
     JobProgress,
     LinesParams,
+    LogStart,
     PointsParams,
 )
 
@@ -40,6 +41,11 @@ class LinesQuery(LinesParams):
     """Which log lines to get, and how."""
 
     follow: Follow = None
+    start: bool = Field(
+        default=False,
+        description="Begin a stream with `event: start`. Its id is the resume token of a reader that is cut off before "
+        "the first line.",
+    )
 
 
 class PointsQuery(PointsParams):
@@ -56,7 +62,11 @@ async def get_logs(
     if not sse.wanted(request, follow=params.follow):
         return answer(await telemetry.get_logs(services, principal, job_id, params))
     resumed = sse.resumed_at(request, params.after)
-    batches = await telemetry.follow_logs(services, principal, job_id, params, resumed=resumed)
+    batches: AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]
+    if params.start:
+        batches = await telemetry.follow_logs_with_start(services, principal, job_id, params, resumed=resumed)
+    else:
+        batches = await telemetry.follow_logs(services, principal, job_id, params, resumed=resumed)
     return sse.streamed(request, services, _frames("line", batches))
 
 
@@ -92,12 +102,14 @@ async def get_events(
 
 
 async def _frames(
-    event: str, batches: AsyncGenerator[Sequence[JobLine] | JobEnd] | AsyncGenerator[Sequence[JobPoint] | JobEnd]
+    event: str, batches: AsyncGenerator[LogStart | Sequence[JobLine | JobPoint] | JobEnd]
 ) -> AsyncGenerator[bytes]:
     async with aclosing(batches):
         async for batch in batches:
             if isinstance(batch, JobEnd):
                 yield sse.frame("end", batch)
+            elif isinstance(batch, LogStart):
+                yield sse.frame("start", batch, batch.seq)
             else:
                 yield b"".join(sse.frame(event, item, item.seq) for item in batch)
 

@@ -21,6 +21,7 @@ from services.api.services import ApiServices
 from services.api.usage import LearnerUsage, usage_answer
 from services.core.domain.errors import Unavailable
 from services.core.domain.job import Event
+from services.core.domain.job import Job as StoredJob
 from services.core.domain.status import Status
 from services.core.ports.metric_store import LineQuery, PointQuery, StoredLine, StoredPoint
 
@@ -200,6 +201,12 @@ class JobProgress(Answer):
     ]
 
 
+class LogStart(Answer):
+    """The first item of a live stream of lines that was requested with ``start``."""
+
+    seq: Annotated[int, doc("What follows has a higher `seq`.")]
+
+
 class JobEnd(Answer):
     """The last item of a live stream: the job is at rest, and all that is stored was sent."""
 
@@ -275,6 +282,23 @@ async def follow_logs(
     """Batches of lines as they are stored, then the end. ``resumed``: the last ``seq`` that the reader has; it replaces
     ``tail``. Raises before the stream begins: NotFound, InvalidRequest.
     """
+    job, query = await _followed_lines(services, principal, job_id, params, resumed=resumed)
+    return _line_batches(services.following.lines(job, query))
+
+
+async def follow_logs_with_start(
+    services: ApiServices, principal: Principal, job_id: str, params: LinesParams, *, resumed: int | None
+) -> AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]:
+    """As `follow_logs`, after an item that says where the stream begins: a reader that is cut off before the first
+    line can continue there.
+    """
+    job, query = await _followed_lines(services, principal, job_id, params, resumed=resumed)
+    return _with_start(services, job, query)
+
+
+async def _followed_lines(
+    services: ApiServices, principal: Principal, job_id: str, params: LinesParams, *, resumed: int | None
+) -> tuple[StoredJob, LineQuery]:
     job = await services.jobs.get(principal, job_id)
     if params.order == "time":
         raise wrong_parameter("order", "a stream is in the order in which lines are stored")
@@ -282,7 +306,17 @@ async def follow_logs(
     if resumed is not None:
         query = replace(query, after_seq=resumed, tail=None)
     await _check_search(services, job_id, query)
-    return _line_batches(services.following.lines(job, query))
+    return job, query
+
+
+async def _with_start(
+    services: ApiServices, job: StoredJob, query: LineQuery
+) -> AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]:
+    query = await services.following.without_tail(job, query)
+    yield LogStart(seq=query.after_seq)
+    async with aclosing(_line_batches(services.following.lines(job, query))) as batches:
+        async for batch in batches:
+            yield batch
 
 
 async def get_metrics(

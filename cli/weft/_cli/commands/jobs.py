@@ -250,10 +250,11 @@ def _when(text: str | None) -> str:
 
 
 def _took(job: dict[str, Any]) -> str:
+    from weft._cli.job_table import took_s
     from weft._cli.text import span
 
-    begin, end = _time((job.get("attempt") or {}).get("started")), _time(job.get("finished"))
-    return span((end - begin).total_seconds()) if begin and end else ""
+    seconds = took_s(job) if job.get("finished") else None
+    return "" if seconds is None else span(seconds)
 
 
 @command("events")

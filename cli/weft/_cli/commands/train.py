@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from contextlib import ExitStack
@@ -14,7 +15,10 @@ from weft._cli.call import Call, Stop, command
 from weft._cli.completion import complete_field, complete_metric, complete_setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weft._archive import Archive
+    from weft._cli.groups import Group
     from weft._job import Job
     from weft._spec_file import SpecFile
 
@@ -97,7 +101,7 @@ def train_command(
     Following, the exit code is the job's end: 0 COMPLETED, 100 FAILED, 103 KILLED or HALTED. Ctrl-C only stops
     following.
     """  # noqa: D301 - \b is click's: the lines after it stay as they are
-    from weft._cli.notices import warn
+    from weft._cli.notices import note, warn
     from weft._cli.output import emit
     from weft._errors import ConnectionFailed, Unauthenticated
 
@@ -118,6 +122,10 @@ def train_command(
                 raise
             _offline(call, spec, archive, away.message)
             return
+        key = idempotency_key or os.urandom(16).hex()
+        group_jobs: Group | None = None
+        if arrays or repeat > 1 or group:
+            group_jobs = _planned_group(call, spec, archive, key, arrays=arrays, repeat=repeat, group=group)
         if dry_run:
             emit(
                 call,
@@ -131,11 +139,17 @@ def train_command(
         for warning in plan.get("warnings") or ():
             if not call.for_people or warning != plan.get("fits_message"):  # the plan has shown it
                 warn(warning)
-        key = idempotency_key or os.urandom(16).hex()
-        if arrays or repeat > 1 or group:
-            _submit_group(call, spec, archive, plan, key, arrays=arrays, repeat=repeat, group=group)
+        if group_jobs is not None:
+            _submit_group(call, spec, archive, plan, key, group_jobs)
             return
-        job = _submitted(call, spec, archive, plan, key)
+        try:
+            job = _submitted(call, spec, archive, plan, key)
+        except (ConnectionFailed, KeyboardInterrupt):
+            note(
+                f"the job may have been submitted. The same command with --idempotency-key {key} submits it if it was "
+                "not, and shows it if it was"
+            )
+            raise
     _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
 
 
@@ -195,31 +209,67 @@ def _submitted(call: Call, spec: SpecFile, archive: Archive | None, plan: dict[s
     return job
 
 
+def _planned_group(
+    call: Call, spec: SpecFile, archive: Archive | None, key: str, *, arrays: tuple[str, ...], repeat: int,
+    group: str | None,
+) -> Group:  # fmt: skip
+    """The jobs of a group. Each was planned, so that none is submitted if the platform refuses another."""
+    from weft._cli.groups import make_group
+    from weft._cli.notices import note
+    from weft._errors import InvalidRequest
+
+    made = make_group(spec.document, key, arrays=arrays, repeat=repeat, name=group)
+    # Repetitions differ in the seed alone.
+    for document, settings in zip(made.specs[::repeat], made.settings[::repeat], strict=True):
+        try:
+            _planned(call, dataclasses.replace(spec, document=document), archive)
+        except InvalidRequest:
+            note(f"no job of the group was submitted: the platform refuses the job with {settings or 'its tag'}")
+            raise
+    return made
+
+
 def _submit_group(
-    call: Call, spec: SpecFile, archive: Archive | None, plan: dict[str, Any], key: str, *, arrays: tuple[str, ...],
-    repeat: int, group: str | None,
-) -> None:  # fmt: skip
+    call: Call, spec: SpecFile, archive: Archive | None, plan: dict[str, Any], key: str, group: Group
+) -> None:
     """Submit every job of a group. The same key makes the same jobs."""
-    from weft._cli.groups import made_name, settings_of, variants
+    from weft._cli.notices import note
     from weft._cli.output import emit
-    from weft._spec_file import SpecFile
 
-    group = group or made_name(spec.document, key)
-    specs = variants(spec.document, arrays, repeat, group)
     jobs: list[Job] = []
-    for number, document in enumerate(specs):
-        jobs.append(_submitted(call, SpecFile(spec.path, document, spec.lines), archive, plan, f"{key}-{number}"))
-        plan = {**plan, "code": {"stored": True}}
+    try:
+        for number, document in enumerate(group.specs):
+            job_spec = dataclasses.replace(spec, document=document)
+            jobs.append(_submitted(call, job_spec, archive, plan, f"{key}-{number}"))
+            plan = {**plan, "code": {"stored": True}}
+    finally:  # also after an error or Ctrl-C: what is submitted runs
+        is_whole = len(jobs) == len(group.specs)
+        if jobs:
+            document = {"group": group.name, "jobs": [job.document for job in jobs]}
+            emit(
+                call,
+                document,
+                people=lambda _wide: _group_text(group, jobs, is_whole=is_whole),
+                names=[job.id for job in jobs],
+            )
+        if not is_whole:
+            note(
+                f"stopped after {len(jobs)} of {len(group.specs)} jobs of the group {group.name}. "
+                f"`weft list --group {group.name}` shows those that are submitted, `weft kill --group {group.name}` "
+                f"ends them. The same command with --idempotency-key {key} submits the rest, and none twice"
+            )
 
-    def people(_wide: bool) -> str:
-        lines = [
-            f"submitted {job.id}  {job.name}  {settings}".rstrip()
-            for job, settings in zip(jobs, settings_of(specs, arrays, repeat), strict=True)
-        ]
-        after = [f"  weft {verb} --group {group}" for verb in ("list", "wait", "metrics", "kill", "delete")]
-        return "\n".join([*lines, f"{len(jobs)} jobs of the group {group}:", *after])
 
-    emit(call, {"group": group, "jobs": [job.document for job in jobs]}, people=people, names=[job.id for job in jobs])
+def _group_text(group: Group, jobs: Sequence[Job], *, is_whole: bool) -> str:
+    """The jobs that are submitted, in the order of the group; what can be done with the whole group."""
+    lines = [
+        f"submitted {job.id}  {job.name}  {settings}".rstrip()
+        for job, settings in zip(jobs, group.settings, strict=False)
+    ]
+    if is_whole:
+        lines.append(f"{len(jobs)} jobs of the group {group.name}:")
+        lines += [f"  weft {verb} --group {group.name}" for verb in ("list", "wait", "metrics", "kill", "delete")]
+    return "\n".join(lines)
 
 
 def _located(refused: Any, spec: SpecFile) -> Any:
