@@ -208,6 +208,21 @@ def test_jobs_are_chosen_by_keyboard_and_compared(open_visit: Open, finished: di
     assert page.url.endswith(f"{finished['seed-5']}%2C{finished['seed-3']}")
 
 
+def test_enter_presses_the_focused_button_and_link_of_the_list(open_visit: Open, finished: dict[str, str]) -> None:
+    """It opened the job that j and k had chosen, or did nothing."""
+    page = open_visit().open("/ui/jobs?q=name%3Dseeds")
+    expect(page.locator(".tr.data")).to_have_count(5)
+    for key in ("j", "x"):
+        page.keyboard.press(key)
+    page.get_by_role("button", name="Delete").press("Enter")
+    page.get_by_role("alertdialog").get_by_role("button", name="Cancel").press("Enter")
+    page.get_by_role("button", name="Submitted").press("Enter")
+    expect(page.get_by_role("columnheader", name="Submitted")).to_have_attribute("aria-sort", "ascending")
+    page.locator(".tr.data").nth(1).get_by_role("link").press("Enter")
+    expect(page.get_by_role("heading", name="seeds")).to_be_visible()
+    assert page.url.endswith(finished["seed-2"])
+
+
 def test_mean_and_deviation_of_five_seeds_are_exact(open_visit: Open, finished: dict[str, str]) -> None:
     seeds = range(1, 6)
     page = open_visit().open(
