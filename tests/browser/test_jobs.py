@@ -352,6 +352,19 @@ def test_a_second_browser_sees_a_change_by_itself(open_visit: Open, submit: Subm
     expect(second.locator(".tr.data", has_text="seen-twice")).to_contain_text("halted")
 
 
+def test_a_live_list_with_a_filter_by_metric_shows_only_jobs_that_match(open_visit: Open, submit: Submit) -> None:
+    """Each job that changed was put on the list, whatever its loss was."""
+    page = open_visit().open("/ui/jobs?q=name%3Dlosses+and+metric.loss%3C0")
+    expect(page.get_by_text("No job matches this filter")).to_be_visible()
+    expect(page.locator(".connection.live")).to_be_visible()
+    unmatched = submit(UNTIL_END, name="losses")
+    eventually(lambda: unmatched.refresh().status == "PROCESSING")
+    matched = submit("""echo '{"step": 1, "loss": -1}'""", name="losses")
+    expect(page.locator(".tr.data", has_text="completed")).to_contain_text("-1 @ 1")
+    expect(page.locator(".tr.data a")).to_have_attribute("href", re.compile(matched.id))  # the only one
+    unmatched.kill()
+
+
 def test_a_page_goes_on_by_itself_after_the_api_was_killed(
     open_visit: Open, submit: Submit, api_restarts: Callable[[], ProcessIdentity], weft_up: Platform
 ) -> None:

@@ -22,6 +22,21 @@ export function withJob(data: Pages, job: Job, order: "newest" | "oldest"): Page
   return known ? { ...data, pages } : inserted(data, job, order);
 }
 
+/** The answer, but for jobs that the live stream has changed since the server made it. */
+export function withNewer(known: Pages | undefined, next: Pages): Pages {
+  const before = new Map(known?.pages.flatMap((page) => page.jobs).map((job) => [job.id, job]));
+  const newer = (job: Job): Job => {
+    const other = before.get(job.id);
+    return other && other.updated > job.updated ? other : job;
+  };
+  return { ...next, pages: next.pages.map((page) => ({ ...page, jobs: page.jobs.map(newer) })) };
+}
+
+export const isListed = (data: Pages | undefined, id: string): boolean => data?.pages.some((page) => page.jobs.some((job) => job.id === id)) ?? false;
+
+/** The live stream does not compare metrics: it sends each job that the rest of such a filter lets through. */
+export const comparesMetrics = (q: string): boolean => q.includes("metric.");
+
 function inserted(data: Pages, job: Job, order: "newest" | "oldest"): Pages {
   const precedes = (other: Job): boolean => (order === "newest" ? earlier(other, job) : earlier(job, other));
   for (const [number, page] of data.pages.entries()) {
@@ -38,6 +53,6 @@ const earlier = (job: Job, other: Job): boolean =>
   job.created < other.created || (job.created === other.created && job.id < other.id);
 
 export function withoutJob(data: Pages, id: string): Pages {
-  if (!data.pages.some((page) => page.jobs.some((job) => job.id === id))) return data;
+  if (!isListed(data, id)) return data;
   return { ...data, pages: data.pages.map((page) => ({ ...page, jobs: page.jobs.filter((job) => job.id !== id) })) };
 }
