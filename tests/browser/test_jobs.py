@@ -352,6 +352,19 @@ def test_a_second_browser_sees_a_change_by_itself(open_visit: Open, submit: Subm
     expect(second.locator(".tr.data", has_text="seen-twice")).to_contain_text("halted")
 
 
+def test_metric_columns_of_a_live_list_follow_the_jobs(open_visit: Open, submit: Submit) -> None:
+    """A job that was submitted while the list was open had no metrics, and those of the others stayed as they were."""
+    page = open_visit().open("/ui/jobs?q=name%3Dlive-metrics&metrics=loss:max")
+    expect(page.locator(".connection.live")).to_be_visible()
+    folder = state_folder(submit(STEPS, name="live-metrics"))
+    (folder / "go-1").touch()
+    expect(page.locator(".td.c-metric")).to_have_text("0.1 @ 1")
+    (folder / "go-2").touch()
+    (folder / "go-3").touch()
+    expect(page.locator(".tr.data")).to_contain_text("completed")
+    expect(page.locator(".td.c-metric")).to_have_text("0.3 @ 3")
+
+
 def test_a_live_list_with_a_filter_by_metric_shows_only_jobs_that_match(open_visit: Open, submit: Submit) -> None:
     """Each job that changed was put on the list, whatever its loss was."""
     page = open_visit().open("/ui/jobs?q=name%3Dlosses+and+metric.loss%3C0")

@@ -13,7 +13,7 @@ import { type Action, allows, useActions } from "../job/actions.ts";
 import { columnsOf, type Look, nameOf } from "../jobs/columns.tsx";
 import { Filter } from "../jobs/filter.tsx";
 import { comparesMetrics, isListed, type Pages, withJob, withoutJob } from "../jobs/list.ts";
-import { useReadingAgain } from "../jobs/refresh.ts";
+import { useFreshMetrics, useReadingAgain } from "../jobs/refresh.ts";
 import { useStore } from "../store.ts";
 import { Symbol } from "../ui/icons.tsx";
 import { useShortcuts } from "../ui/keys.ts";
@@ -120,6 +120,8 @@ export function JobsScreen() {
     virtual.measure();
   }, [rowPx, virtual]);
   const items = virtual.getVirtualItems();
+  const onScreen = useMemo(() => new Set(items.map((item) => String(item.key))), [items]);
+  useFreshMetrics(filter, jobs, onScreen);
   const lastShown = items.at(-1)?.index ?? 0;
   const { hasNextPage, isFetching, fetchNextPage, isError } = listing;
   useEffect(() => {
