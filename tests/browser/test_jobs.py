@@ -100,6 +100,19 @@ def test_a_job_is_watched_until_it_completes_while_its_curve_grows(open_visit: O
     expect(page.locator(".events tbody tr").first).to_contain_text("completed")
 
 
+def test_the_place_in_the_queue_changes_while_a_job_waits(open_visit: Open, submit: Submit) -> None:
+    """The place stayed as it was when the page was opened: only other jobs change it."""
+    running, first, second = (submit(UNTIL_END, name="waits", resources={"cpus": 3, "memory": "64MiB"}) for _ in "123")
+    page = open_visit().open(f"/ui/jobs/{second.id}")
+    expect(page.locator(".place")).to_have_text("Place 2 in the queue")
+    first.kill()
+    expect(page.locator(".place")).to_have_text("Place 1 in the queue")
+    second.kill()
+    status(page, "killed")
+    expect(page.locator(".place")).to_have_count(0)
+    running.kill()
+
+
 def test_phases_are_whole_although_an_answer_arrives_after_newer_events(open_visit: Open, submit: Submit) -> None:
     """The stream brought events while the answer was on its way: they were lost until the page was loaded anew."""
     job = submit(STEPS, name="late-answer")

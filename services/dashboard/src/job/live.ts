@@ -7,6 +7,7 @@ import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "..
 import { type Curve, curveOf, withPoints } from "../charts/series.ts";
 
 const PROGRESS_MS = 3000;
+const PLACE_MS = 3000;
 const DRAWN_EVERY_MS = 250;
 
 export type LineListener = (lines: JobLine[]) => void;
@@ -115,5 +116,6 @@ function listed(queries: QueryClient, id: string): Job | undefined {
   return undefined;
 }
 
-export const useExplanation = (id: string) => useQuery(explainQuery(id));
+/** The place in the queue depends on other jobs, so no change of this job tells it. */
+export const useExplanation = (id: string, status: string | undefined) => useQuery({ ...explainQuery(id), refetchInterval: status === "QUEUED" ? PLACE_MS : false });
 export const useProgress = (id: string) => useQuery(progressQuery(id));
