@@ -27,6 +27,15 @@ for step in 1 2 3; do
   echo "{\\"step\\": $step, \\"loss\\": 0.$step}"
 done"""
 UNTIL_END = 'trap "exit 0" TERM; echo up; until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.05; done'
+HIDDEN = """
+Object.defineProperty(document, "hidden", {get: () => !window.__visible});
+const parse = JSON.parse;
+JSON.parse = (...parameters) => {
+  const value = parse(...parameters);
+  window.__points = (window.__points ?? 0) + (value?.points?.length ?? 0);
+  return value;
+};"""
+"""The page is taken for hidden until ``__visible`` is true. It counts the points that the live stream has brought."""
 NOTICE_LOSS = """() => new MutationObserver(() => {
   if (document.querySelector(".connection.lost")) window.__lost = true;
 }).observe(document.body, {subtree: true, childList: true, attributes: true})"""
@@ -111,6 +120,25 @@ def test_the_place_in_the_queue_changes_while_a_job_waits(open_visit: Open, subm
     status(page, "killed")
     expect(page.locator(".place")).to_have_count(0)
     running.kill()
+
+
+def test_a_page_that_was_hidden_for_long_reads_its_curves_again(open_visit: Open, submit: Submit) -> None:
+    """It kept all points of that time, and drew them at once when somebody came back."""
+    points = """for s in $(seq 1 12000); do echo '{"step": '$s', "loss": '$s'}'; done"""
+    job = submit(f"{STEPS}; {points}", name="hidden")
+    folder = state_folder(job)
+    visited = open_visit()
+    visited.context.add_init_script(HIDDEN)
+    page = visited.open(f"/ui/jobs/{job.id}")
+    expect(page.locator(".connection.live")).to_be_visible()
+    for step in (1, 2, 3):
+        (folder / f"go-{step}").touch()
+    eventually(lambda: page.evaluate("window.__points >= 12000"))
+    with page.expect_request(re.compile(r"/metrics\?series=true")):
+        page.evaluate("window.__visible = true")
+    expect(page.locator(".chart .legend")).to_contain_text("max 12 000")
+    expect(page.locator(".chart .legend-value")).to_have_text("12 000")
+    status(page, "completed")
 
 
 def test_phases_are_whole_although_an_answer_arrives_after_newer_events(open_visit: Open, submit: Submit) -> None:

