@@ -447,3 +447,47 @@ def test_a_session_that_is_revoked_leads_to_the_sign_in_page(browser: Browser, w
         own = page.evaluate("fetch('/v1/session').then((answer) => answer.json())")["id"]
         httpx2.delete(f"{weft_up.url}/v1/keys/{own}", headers=headers).raise_for_status()
         expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_spec_that_was_typed_outlives_another_screen_and_the_end_of_the_session(
+    browser: Browser, weft_up: Platform
+) -> None:
+    """It was lost by one press of a key outside the editor, and when the session ended before the spec was sent."""
+    typed = "name: typed-for-long\ncommand: echo typed\nresources:\n  cpus: 0.2\n  memory: 64MB\n"
+
+    def end_session(page: Page) -> None:
+        own = page.evaluate("fetch('/v1/session').then((answer) => answer.json())")["id"]
+        httpx2.delete(f"{weft_up.url}/v1/keys/{own}", headers=weft_up.operator).raise_for_status()
+        eventually(lambda: page.evaluate("fetch('/v1/session').then((answer) => answer.status)") == 401)
+
+    def sign_in_again(page: Page, key: str) -> None:
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Sign in").click()
+
+    with visit(browser, weft_up.url) as visited:
+        sign_in(visited, weft_up.key)
+        page = visited.open("/ui/submit")
+        editor = page.get_by_label("Spec of the job, YAML")
+        editor.fill(typed)
+        page.get_by_role("link", name="Queue").click()
+        page.get_by_role("heading", name="Queue").wait_for()
+        page.keyboard.press("n")
+        expect(editor).to_have_value(typed)
+        expect(page.locator(".plan")).to_be_visible()  # no other dry run is on its way
+        end_session(page)
+        editor.press_sequentially(" ")
+        sign_in_again(page, weft_up.key)
+        expect(editor).to_have_value(re.compile("typed-for-long"))
+        page.get_by_role("button", name="Submit").click()
+        expect(page.get_by_role("heading", name="typed-for-long")).to_be_visible()
+        page.get_by_role("link", name="New job").click()
+        expect(editor).to_have_value(re.compile("my-first-job"))
+        editor.fill(typed)
+        page.get_by_role("link", name="Queue").click()
+        page.get_by_role("heading", name="Queue").wait_for()
+        other = {"user": "somebody", "tenant": "others"}
+        made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=other).raise_for_status()
+        end_session(page)
+        sign_in_again(page, made.json()["key"])
+        page.get_by_role("link", name="New job").click()
+        expect(editor).to_have_value(re.compile("my-first-job"))
