@@ -419,6 +419,25 @@ def test_a_live_list_with_a_filter_by_metric_shows_only_jobs_that_match(open_vis
     unmatched.kill()
 
 
+def test_ran_for_sorts_a_halted_job_by_the_time_that_it_ran(open_visit: Open, submit: Submit) -> None:
+    """It was sorted as if it still ran."""
+    halted = submit(UNTIL_END, name="ran-for")
+    eventually(lambda: halted.refresh().status == "PROCESSING")
+    halted.halt()
+    eventually(lambda: halted.refresh().status == "HALTED")
+    running = submit(UNTIL_END, name="ran-for")
+    eventually(lambda: running.refresh().status == "PROCESSING")
+    page = open_visit().open("/ui/jobs?q=name%3Dran-for&sort=ran.desc")
+
+    def longest() -> str:
+        page.reload()
+        expect(page.locator(".tr.data")).to_have_count(2)
+        return page.locator(".tr.data .status").first.inner_text()
+
+    eventually(lambda: longest() == "processing")
+    running.kill()
+
+
 def test_a_page_goes_on_by_itself_after_the_api_was_killed(
     open_visit: Open, submit: Submit, api_restarts: Callable[[], ProcessIdentity], weft_up: Platform
 ) -> None:

@@ -52,3 +52,15 @@ def test_a_curve_that_grows_for_days_keeps_its_extremes_and_stays_small() -> Non
     assert max(after - before for before, after in pairwise(steps)) < 500  # of the beginning, too
     assert curve["times"] == [step * 1000 for step in steps]
     assert len(curve["attempts"]) == len(steps)
+
+
+def test_a_halted_job_ran_until_it_was_halted_and_a_queued_job_does_not_run() -> None:
+    jobs = [
+        {"status": status, "attempt": {"started": started}, "since": "3", "finished": finished}
+        for status, started, finished in (
+            ("PROCESSING", "1", None), ("COMPLETED", "1", "2"), ("HALTED", "1", None), ("QUEUED", "1", None),
+            ("PENDING", None, None),
+        )
+    ]  # fmt: skip
+    ran = evaluate("job/phases.ts", f"return {json.dumps(jobs)}.map((job) => m.ranOf(job) ?? null);")
+    assert ran == [{"from": "1", "to": None}, {"from": "1", "to": "2"}, {"from": "1", "to": "3"}, None, None]
