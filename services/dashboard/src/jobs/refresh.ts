@@ -54,5 +54,6 @@ export function useFreshMetrics(filter: JobsFilter, rows: readonly Row[], onScre
     },
     enabled: filter.metrics.length > 0,
     refetchInterval: METRICS_MS,
+    notifyOnChangeProps: [], // the rows are drawn again if their metrics changed, not for each reading
   });
 }
