@@ -64,3 +64,38 @@ def test_a_halted_job_ran_until_it_was_halted_and_a_queued_job_does_not_run() ->
     ]  # fmt: skip
     ran = evaluate("job/phases.ts", f"return {json.dumps(jobs)}.map((job) => m.ranOf(job) ?? null);")
     assert ran == [{"from": "1", "to": None}, {"from": "1", "to": "2"}, {"from": "1", "to": "3"}, None, None]
+
+
+def test_a_list_keeps_states_that_are_newer_than_the_answer_that_was_on_its_way() -> None:
+    rows = evaluate(
+        "jobs/list.ts",
+        """
+        const pages = (...jobs) => ({pages: [{jobs, next: null}], pageParams: [""]});
+        const known = pages({id: "a", updated: "2"}, {id: "b", updated: "1"}, {id: "gone", updated: "2"});
+        return m.withNewer(known, pages({id: "new", updated: "1"}, {id: "a", updated: "1"}, {id: "b", updated: "2"}))
+            .pages[0].jobs;
+        """,
+    )
+    assert rows == [{"id": "new", "updated": "1"}, {"id": "a", "updated": "2"}, {"id": "b", "updated": "2"}]
+
+
+def test_metrics_of_a_row_are_read_while_it_runs_and_once_after_it_was_added_or_has_ended() -> None:
+    needs = evaluate(
+        "jobs/list.ts",
+        """
+        const metrics = [{name: "loss", last: 1}];
+        const job = (id, status, updated) => ({id, status, updated, created: id});
+        let data = {pages: [{jobs: [{...job("2", "PROCESSING", "1"), metrics}, {...job("1", "FAILED", "1"), metrics}],
+                             next: null}], pageParams: [""]};
+        const states = [];
+        const live = (job) => { data = m.withJob(data, job, "newest"); };
+        const read = (...answer) => { data = m.withMetrics(data, data.pages[0].jobs, new Map(answer)); };
+        const note = () => states.push(data.pages[0].jobs.filter(m.needsMetrics).map((row) => row.id).join());
+        note();
+        live(job("2", "COMPLETED", "2")); live(job("3", "QUEUED", "1")); note();
+        read(["2", []], ["3", []]); note(); // no metrics: the service may be away
+        read(["2", [{name: "loss", last: 0}]]); note();
+        return {states, values: data.pages[0].jobs.map((row) => row.metrics[0]?.last ?? null)};
+        """,
+    )
+    assert needs == {"states": ["2", "3,2", "2", ""], "values": [None, 0, 1]}
