@@ -27,6 +27,15 @@ for step in 1 2 3; do
   echo "{\\"step\\": $step, \\"loss\\": 0.$step}"
 done"""
 UNTIL_END = 'trap "exit 0" TERM; echo up; until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.05; done'
+HIDDEN = """
+Object.defineProperty(document, "hidden", {get: () => !window.__visible});
+const parse = JSON.parse;
+JSON.parse = (...parameters) => {
+  const value = parse(...parameters);
+  window.__points = (window.__points ?? 0) + (value?.points?.length ?? 0);
+  return value;
+};"""
+"""The page is taken for hidden until ``__visible`` is true. It counts the points that the live stream has brought."""
 NOTICE_LOSS = """() => new MutationObserver(() => {
   if (document.querySelector(".connection.lost")) window.__lost = true;
 }).observe(document.body, {subtree: true, childList: true, attributes: true})"""
@@ -98,6 +107,38 @@ def test_a_job_is_watched_until_it_completes_while_its_curve_grows(open_visit: O
         expect(page.locator(".start-up-steps")).to_contain_text(label)
     page.get_by_role("tab", name="Events").click()
     expect(page.locator(".events tbody tr").first).to_contain_text("completed")
+
+
+def test_the_place_in_the_queue_changes_while_a_job_waits(open_visit: Open, submit: Submit) -> None:
+    """The place stayed as it was when the page was opened: only other jobs change it."""
+    running, first, second = (submit(UNTIL_END, name="waits", resources={"cpus": 3, "memory": "64MiB"}) for _ in "123")
+    page = open_visit().open(f"/ui/jobs/{second.id}")
+    expect(page.locator(".place")).to_have_text("Place 2 in the queue")
+    first.kill()
+    expect(page.locator(".place")).to_have_text("Place 1 in the queue")
+    second.kill()
+    status(page, "killed")
+    expect(page.locator(".place")).to_have_count(0)
+    running.kill()
+
+
+def test_a_page_that_was_hidden_for_long_reads_its_curves_again(open_visit: Open, submit: Submit) -> None:
+    """It kept all points of that time, and drew them at once when somebody came back."""
+    points = """for s in $(seq 1 12000); do echo '{"step": '$s', "loss": '$s'}'; done"""
+    job = submit(f"{STEPS}; {points}", name="hidden")
+    folder = state_folder(job)
+    visited = open_visit()
+    visited.context.add_init_script(HIDDEN)
+    page = visited.open(f"/ui/jobs/{job.id}")
+    expect(page.locator(".connection.live")).to_be_visible()
+    for step in (1, 2, 3):
+        (folder / f"go-{step}").touch()
+    eventually(lambda: page.evaluate("window.__points >= 12000"))
+    with page.expect_request(re.compile(r"/metrics\?series=true")):
+        page.evaluate("window.__visible = true")
+    expect(page.locator(".chart .legend")).to_contain_text("max 12 000")
+    expect(page.locator(".chart .legend-value")).to_have_text("12 000")
+    status(page, "completed")
 
 
 def test_phases_are_whole_although_an_answer_arrives_after_newer_events(open_visit: Open, submit: Submit) -> None:
@@ -206,6 +247,21 @@ def test_jobs_are_chosen_by_keyboard_and_compared(open_visit: Open, finished: di
         page.keyboard.press(key)
     expect(page.get_by_role("heading", name="Compare 2 jobs")).to_be_visible()
     assert page.url.endswith(f"{finished['seed-5']}%2C{finished['seed-3']}")
+
+
+def test_enter_presses_the_focused_button_and_link_of_the_list(open_visit: Open, finished: dict[str, str]) -> None:
+    """It opened the job that j and k had chosen, or did nothing."""
+    page = open_visit().open("/ui/jobs?q=name%3Dseeds")
+    expect(page.locator(".tr.data")).to_have_count(5)
+    for key in ("j", "x"):
+        page.keyboard.press(key)
+    page.get_by_role("button", name="Delete").press("Enter")
+    page.get_by_role("alertdialog").get_by_role("button", name="Cancel").press("Enter")
+    page.get_by_role("button", name="Submitted").press("Enter")
+    expect(page.get_by_role("columnheader", name="Submitted")).to_have_attribute("aria-sort", "ascending")
+    page.locator(".tr.data").nth(1).get_by_role("link").press("Enter")
+    expect(page.get_by_role("heading", name="seeds")).to_be_visible()
+    assert page.url.endswith(finished["seed-2"])
 
 
 def test_mean_and_deviation_of_five_seeds_are_exact(open_visit: Open, finished: dict[str, str]) -> None:
@@ -337,6 +393,51 @@ def test_a_second_browser_sees_a_change_by_itself(open_visit: Open, submit: Subm
     expect(second.locator(".tr.data", has_text="seen-twice")).to_contain_text("halted")
 
 
+def test_metric_columns_of_a_live_list_follow_the_jobs(open_visit: Open, submit: Submit) -> None:
+    """A job that was submitted while the list was open had no metrics, and those of the others stayed as they were."""
+    page = open_visit().open("/ui/jobs?q=name%3Dlive-metrics&metrics=loss:max")
+    expect(page.locator(".connection.live")).to_be_visible()
+    folder = state_folder(submit(STEPS, name="live-metrics"))
+    (folder / "go-1").touch()
+    expect(page.locator(".td.c-metric")).to_have_text("0.1 @ 1")
+    (folder / "go-2").touch()
+    (folder / "go-3").touch()
+    expect(page.locator(".tr.data")).to_contain_text("completed")
+    expect(page.locator(".td.c-metric")).to_have_text("0.3 @ 3")
+
+
+def test_a_live_list_with_a_filter_by_metric_shows_only_jobs_that_match(open_visit: Open, submit: Submit) -> None:
+    """Each job that changed was put on the list, whatever its loss was."""
+    page = open_visit().open("/ui/jobs?q=name%3Dlosses+and+metric.loss%3C0")
+    expect(page.get_by_text("No job matches this filter")).to_be_visible()
+    expect(page.locator(".connection.live")).to_be_visible()
+    unmatched = submit(UNTIL_END, name="losses")
+    eventually(lambda: unmatched.refresh().status == "PROCESSING")
+    matched = submit("""echo '{"step": 1, "loss": -1}'""", name="losses")
+    expect(page.locator(".tr.data", has_text="completed")).to_contain_text("-1 @ 1")
+    expect(page.locator(".tr.data a")).to_have_attribute("href", re.compile(matched.id))  # the only one
+    unmatched.kill()
+
+
+def test_ran_for_sorts_a_halted_job_by_the_time_that_it_ran(open_visit: Open, submit: Submit) -> None:
+    """It was sorted as if it still ran."""
+    halted = submit(UNTIL_END, name="ran-for")
+    eventually(lambda: halted.refresh().status == "PROCESSING")
+    halted.halt()
+    eventually(lambda: halted.refresh().status == "HALTED")
+    running = submit(UNTIL_END, name="ran-for")
+    eventually(lambda: running.refresh().status == "PROCESSING")
+    page = open_visit().open("/ui/jobs?q=name%3Dran-for&sort=ran.desc")
+
+    def longest() -> str:
+        page.reload()
+        expect(page.locator(".tr.data")).to_have_count(2)
+        return page.locator(".tr.data .status").first.inner_text()
+
+    eventually(lambda: longest() == "processing")
+    running.kill()
+
+
 def test_a_page_goes_on_by_itself_after_the_api_was_killed(
     open_visit: Open, submit: Submit, api_restarts: Callable[[], ProcessIdentity], weft_up: Platform
 ) -> None:
@@ -365,3 +466,47 @@ def test_a_session_that_is_revoked_leads_to_the_sign_in_page(browser: Browser, w
         own = page.evaluate("fetch('/v1/session').then((answer) => answer.json())")["id"]
         httpx2.delete(f"{weft_up.url}/v1/keys/{own}", headers=headers).raise_for_status()
         expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_spec_that_was_typed_outlives_another_screen_and_the_end_of_the_session(
+    browser: Browser, weft_up: Platform
+) -> None:
+    """It was lost by one press of a key outside the editor, and when the session ended before the spec was sent."""
+    typed = "name: typed-for-long\ncommand: echo typed\nresources:\n  cpus: 0.2\n  memory: 64MB\n"
+
+    def end_session(page: Page) -> None:
+        own = page.evaluate("fetch('/v1/session').then((answer) => answer.json())")["id"]
+        httpx2.delete(f"{weft_up.url}/v1/keys/{own}", headers=weft_up.operator).raise_for_status()
+        eventually(lambda: page.evaluate("fetch('/v1/session').then((answer) => answer.status)") == 401)
+
+    def sign_in_again(page: Page, key: str) -> None:
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Sign in").click()
+
+    with visit(browser, weft_up.url) as visited:
+        sign_in(visited, weft_up.key)
+        page = visited.open("/ui/submit")
+        editor = page.get_by_label("Spec of the job, YAML")
+        editor.fill(typed)
+        page.get_by_role("link", name="Queue").click()
+        page.get_by_role("heading", name="Queue").wait_for()
+        page.keyboard.press("n")
+        expect(editor).to_have_value(typed)
+        expect(page.locator(".plan")).to_be_visible()  # no other dry run is on its way
+        end_session(page)
+        editor.fill(f"{typed}learners: 1\n")
+        sign_in_again(page, weft_up.key)
+        expect(editor).to_have_value(f"{typed}learners: 1\n")
+        page.get_by_role("button", name="Submit").click()
+        expect(page.get_by_role("heading", name="typed-for-long")).to_be_visible()
+        page.get_by_role("link", name="New job").click()
+        expect(editor).to_have_value(re.compile("my-first-job"))
+        editor.fill(typed)
+        page.get_by_role("link", name="Queue").click()
+        page.get_by_role("heading", name="Queue").wait_for()
+        other = {"user": "somebody", "tenant": "others"}
+        made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=other).raise_for_status()
+        end_session(page)
+        sign_in_again(page, made.json()["key"])
+        page.get_by_role("link", name="New job").click()
+        expect(editor).to_have_value(re.compile("my-first-job"))

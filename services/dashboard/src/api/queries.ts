@@ -1,5 +1,6 @@
 // What the screens read, as queries with their keys. Live events change the cached answers (jobs/list.ts, job/live.ts).
-import { infiniteQueryOptions, keepPreviousData, queryOptions } from "@tanstack/react-query";
+import { infiniteQueryOptions, keepPreviousData, queryOptions, replaceEqualDeep } from "@tanstack/react-query";
+import { type Pages, withNewer } from "../jobs/list.ts";
 import { client, dataOf, type Schemas } from "./client.ts";
 import type { Job, JobEvent } from "./types.ts";
 
@@ -35,6 +36,7 @@ export const jobsQuery = (filter: JobsFilter) =>
     getNextPageParam: (page) => page.next ?? undefined,
     placeholderData: keepPreviousData,
     staleTime: 10_000,
+    structuralSharing: (known, next) => replaceEqualDeep(known, withNewer(known as Pages | undefined, next as Pages)),
   });
 
 const job_id = (id: string) => ({ params: { path: { job_id: id } } });

@@ -36,6 +36,10 @@ export function curveOf(series: JobSeries): Curve {
   };
 }
 
+/** A curve with more points is thinned. */
+const MOST_POINTS = 4000;
+const STRETCHES = 1000;
+
 /** The curves with points that came in since. A step that is reported again replaces the former value, as the API does. */
 export function withPoints(curves: ReadonlyMap<string, Curve>, points: readonly JobPoint[]): Map<string, Curve> {
   const next = new Map(curves);
@@ -50,7 +54,33 @@ export function withPoints(curves: ReadonlyMap<string, Curve>, points: readonly 
     }
     put(curve, point);
   }
+  for (const key of fresh) {
+    const curve = next.get(key);
+    if (curve && curve.y.length > MOST_POINTS) next.set(key, thinned(curve));
+  }
   return next;
+}
+
+/** Keeps of each stretch of the x axis the lowest and the highest value, and one that is no number; and the last point. */
+function thinned(curve: Curve): Curve {
+  const x = curve.steps.every((step) => step !== null) ? curve.steps : curve.times;
+  const from = x.reduce((a, b) => Math.min(a, b));
+  const length = (x.reduce((a, b) => Math.max(a, b)) - from) / STRETCHES || 1;
+  const stretches = new Map<number, { low?: number; high?: number; broken?: number }>();
+  for (const [at, value] of curve.y.entries()) {
+    const number = Math.floor(((x[at] ?? from) - from) / length);
+    const stretch = stretches.get(number) ?? {};
+    stretches.set(number, stretch);
+    if (!Number.isFinite(value)) stretch.broken ??= at;
+    else {
+      if (stretch.low === undefined || value < (curve.y[stretch.low] ?? 0)) stretch.low = at;
+      if (stretch.high === undefined || value > (curve.y[stretch.high] ?? 0)) stretch.high = at;
+    }
+  }
+  const places = new Set([...stretches.values()].flatMap(({ low, high, broken }) => [low, high, broken]));
+  places.add(curve.y.length - 1);
+  const kept = <T>(column: T[]): T[] => column.filter((_, at) => places.has(at));
+  return { ...curve, steps: kept(curve.steps), times: kept(curve.times), y: kept(curve.y), attempts: kept(curve.attempts) };
 }
 
 const copied = (curve: Curve): Curve => ({

@@ -7,7 +7,10 @@ import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "..
 import { type Curve, curveOf, withPoints } from "../charts/series.ts";
 
 const PROGRESS_MS = 3000;
+const PLACE_MS = 3000;
 const DRAWN_EVERY_MS = 250;
+/** More points that wait to be drawn, as on a hidden page, are dropped, and the curves are read again instead. */
+const MOST_WAITING = 10_000;
 
 export type LineListener = (lines: JobLine[]) => void;
 
@@ -38,33 +41,34 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
   // The curves with the points of the stream. Those of an earlier answer are dropped: the next answer has their points.
   const [grown, setGrown] = useState<Grown | null>(null);
   const curves = grown?.from === read ? grown.curves : read;
-  const waiting = useRef<JobPoint[]>([]);
+  const waiting = useRef<JobPoint[] | null>([]);
+  /** The last point since the curves were read, and the last line. */
+  const seen = useRef({ point: 0, line: 0 });
+  const { refetch } = series;
   useEffect(() => {
     waiting.current = [];
+    seen.current.point = 0;
     const timer = setInterval(() => {
       const points = waiting.current;
-      if (points.length === 0 || document.hidden) return;
+      if (points?.length === 0 || document.hidden) return;
       waiting.current = [];
-      setGrown((now) => ({ from: read, curves: withPoints(now?.from === read ? now.curves : read, points) }));
+      if (points === null) void refetch();
+      else setGrown((now) => ({ from: read, curves: withPoints(now?.from === read ? now.curves : read, points) }));
     }, DRAWN_EVERY_MS);
     return () => clearInterval(timer);
-  }, [read]);
+  }, [read, refetch]);
 
-  // The stream begins where the answers end. It is opened anew only if it has to have other parts.
-  const through = series.data?.through;
-  const seen = useRef({ point: 0, line: 0 });
-  const begin = useRef({ through, after: 0 });
-  begin.current = {
-    through: through === undefined ? undefined : Math.max(through, seen.current.point),
-    after: Math.max(log?.after ?? 0, log ? seen.current.line : 0),
-  };
+  // The stream begins where the answers end, or what it has brought since. It is opened anew only for other parts or answers.
+  const begin = useRef({ through: series.data?.through, after: 0 });
+  begin.current = { through: series.data?.through, after: log?.after ?? 0 };
   const parts = series.isPending ? null : `${id}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
   const [stream, setStream] = useState<string | null>(null);
   useEffect(() => {
     if (parts === null) return setStream(null);
     const words = new URLSearchParams({ job: id });
-    if (parts.includes("|p|")) words.append("points", begin.current.through === undefined ? id : `${id}:${begin.current.through}`);
-    if (parts.endsWith("|l")) words.append("lines", `${id}:${begin.current.after}`);
+    const { through, after } = begin.current;
+    if (parts.includes("|p|")) words.append("points", through === undefined ? id : `${id}:${Math.max(through, seen.current.point)}`);
+    if (parts.endsWith("|l")) words.append("lines", `${id}:${Math.max(after, seen.current.line)}`);
     return setStream(words.toString());
   }, [parts, id, series.dataUpdatedAt]);
 
@@ -89,7 +93,8 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
       ),
     onPoints: (of, points) => {
       if (of !== id) return;
-      waiting.current.push(...points);
+      waiting.current?.push(...points);
+      if ((waiting.current?.length ?? 0) > MOST_WAITING) waiting.current = null;
       seen.current.point = Math.max(seen.current.point, points.at(-1)?.seq ?? 0);
     },
     onLines: (of, lines) => {
@@ -115,5 +120,6 @@ function listed(queries: QueryClient, id: string): Job | undefined {
   return undefined;
 }
 
-export const useExplanation = (id: string) => useQuery(explainQuery(id));
+/** The place in the queue depends on other jobs, so no change of this job tells it. */
+export const useExplanation = (id: string, status: string | undefined) => useQuery({ ...explainQuery(id), refetchInterval: status === "QUEUED" ? PLACE_MS : false });
 export const useProgress = (id: string) => useQuery(progressQuery(id));

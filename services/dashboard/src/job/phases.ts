@@ -1,5 +1,5 @@
 // The phases of an attempt, from the history: how long it was queued, started, trained. Pure.
-import type { JobEvent } from "../api/types.ts";
+import type { Job, JobEvent } from "../api/types.ts";
 
 export interface Phase {
   status: string;
@@ -46,4 +46,10 @@ export function attemptsOf(events: readonly JobEvent[]): Attempt[] {
     if (!FINAL.has(event.to)) current.phases.push({ status: event.to, label: LABELS[event.to] ?? event.to, fromMs: ms, toMs: null });
   }
   return [...attempts, current].filter((attempt) => attempt.phases.length > 0);
+}
+
+/** From when to when the latest attempt ran; null: it still does. Undefined while the job waits for one. */
+export function ranOf(job: Pick<Job, "attempt" | "status" | "finished" | "since">): { from: string; to: string | null } | undefined {
+  if (!job.attempt.started || job.status === "QUEUED") return undefined;
+  return { from: job.attempt.started, to: job.finished ?? (job.status === "HALTED" ? job.since : null) };
 }

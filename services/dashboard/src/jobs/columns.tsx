@@ -3,6 +3,7 @@ import { type ColumnDef, createColumnHelper } from "@tanstack/react-table";
 import { Link } from "@tanstack/react-router";
 import type { Job, JobMetric } from "../api/types.ts";
 import { count, msOf, number, valueOf } from "../format.ts";
+import { ranOf } from "../job/phases.ts";
 import { StatusBadge } from "../ui/status.tsx";
 import { Ago, Elapsed } from "../ui/time.tsx";
 
@@ -87,14 +88,13 @@ function sortable(metric: JobMetric | undefined): number | undefined {
 }
 
 function ranMs(job: Job): number | undefined {
-  const from = msOf(job.attempt.started);
-  return Number.isNaN(from) ? undefined : (job.finished ? msOf(job.finished) : Date.now()) - from;
+  const ran = ranOf(job);
+  return ran && (ran.to ? msOf(ran.to) : Date.now()) - msOf(ran.from);
 }
 
 function Ran({ job }: { job: Job }) {
-  if (!job.attempt.started || job.status === "QUEUED") return null;
-  const to = job.finished ?? (job.status === "HALTED" ? job.since : null);
-  return <Elapsed from={job.attempt.started} to={to} />;
+  const ran = ranOf(job);
+  return ran ? <Elapsed from={ran.from} to={ran.to} /> : null;
 }
 
 function NameCell({ job }: { job: Job }) {

@@ -1,9 +1,11 @@
 // Changes of a list of jobs that is already on the screen. Pure: the pages come in, the new pages go out.
 import type { InfiniteData } from "@tanstack/react-query";
-import type { Job } from "../api/types.ts";
+import { type Job, type JobMetric, runs } from "../api/types.ts";
 
+/** `metricsOf`: `updated` of the state at which the metrics were read, where the job has changed since. */
+export type Row = Job & { metricsOf?: string };
 export interface Page {
-  jobs: Job[];
+  jobs: Row[];
   next?: string | null;
 }
 export type Pages = InfiniteData<Page, string>;
@@ -17,10 +19,41 @@ export function withJob(data: Pages, job: Job, order: "newest" | "oldest"): Page
     known = true;
     const before = page.jobs[at];
     if (before && before.updated > job.updated) return page;
-    return { ...page, jobs: page.jobs.with(at, { ...job, ...(before?.metrics && !job.metrics ? { metrics: before.metrics } : {}) }) };
+    const metrics = before?.metrics && !job.metrics ? { metrics: before.metrics, metricsOf: before.metricsOf ?? before.updated } : {};
+    return { ...page, jobs: page.jobs.with(at, { ...job, ...metrics }) };
   });
   return known ? { ...data, pages } : inserted(data, job, order);
 }
+
+/** The answer, but for jobs that the live stream has changed since the server made it. */
+export function withNewer(known: Pages | undefined, next: Pages): Pages {
+  const before = new Map(known?.pages.flatMap((page) => page.jobs).map((job) => [job.id, job]));
+  const newer = (job: Row): Row => {
+    const other = before.get(job.id);
+    return other && other.updated > job.updated ? other : job;
+  };
+  return { ...next, pages: next.pages.map((page) => ({ ...page, jobs: page.jobs.map(newer) })) };
+}
+
+export const isListed = (data: Pages | undefined, id: string): boolean => data?.pages.some((page) => page.jobs.some((job) => job.id === id)) ?? false;
+
+/** The live stream has no metrics: those of a job that runs, or has changed since they were read, are read again. */
+export const needsMetrics = (job: Row): boolean => runs(job.status) || job.metrics === undefined || (job.metricsOf ?? job.updated) !== job.updated;
+
+/** The pages with metrics that were read for `rows`. No metrics at all may be those of a service that is away. */
+export function withMetrics(data: Pages, rows: readonly Row[], answer: ReadonlyMap<string, JobMetric[]>): Pages {
+  const requested = new Map(rows.map((row) => [row.id, row]));
+  const fresh = (job: Row): Row => {
+    const row = requested.get(job.id);
+    const metrics = answer.get(job.id);
+    if (!row || !metrics || (metrics.length === 0 && job.metrics)) return job;
+    return { ...job, metrics, metricsOf: row.updated };
+  };
+  return { ...data, pages: data.pages.map((page) => ({ ...page, jobs: page.jobs.map(fresh) })) };
+}
+
+/** The live stream does not compare metrics: it sends each job that the rest of such a filter lets through. */
+export const comparesMetrics = (q: string): boolean => q.includes("metric.");
 
 function inserted(data: Pages, job: Job, order: "newest" | "oldest"): Pages {
   const precedes = (other: Job): boolean => (order === "newest" ? earlier(other, job) : earlier(job, other));
@@ -38,6 +71,6 @@ const earlier = (job: Job, other: Job): boolean =>
   job.created < other.created || (job.created === other.created && job.id < other.id);
 
 export function withoutJob(data: Pages, id: string): Pages {
-  if (!data.pages.some((page) => page.jobs.some((job) => job.id === id))) return data;
+  if (!isListed(data, id)) return data;
   return { ...data, pages: data.pages.map((page) => ({ ...page, jobs: page.jobs.filter((job) => job.id !== id) })) };
 }

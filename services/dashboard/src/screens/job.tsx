@@ -47,9 +47,9 @@ function JobPage({ id }: { id: string }) {
   const [logAfter, setLogAfter] = useState<number | null>(null);
   const onLines = useCallback((fresh: JobLine[]) => lines.current?.(fresh), []);
   const live = useLiveJob(id, tab === "logs" && logAfter !== null ? { after: logAfter, onLines } : null);
-  const explanation = useExplanation(id);
-  const progress = useProgress(id);
   const job = live.job.data;
+  const explanation = useExplanation(id, job?.status);
+  const progress = useProgress(id);
 
   useEffect(() => {
     document.title = job ? `${job.name} · ${job.status.toLowerCase()} · Weft` : "Job · Weft";

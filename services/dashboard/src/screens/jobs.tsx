@@ -1,5 +1,5 @@
 // All jobs: filtered by the server, read page by page, changed by the live stream, drawn only where one looks.
-import { type InfiniteData, useInfiniteQuery, useQueryClient } from "@tanstack/react-query";
+import { useInfiniteQuery, useQueryClient } from "@tanstack/react-query";
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { getCoreRowModel, getSortedRowModel, type SortingState, useReactTable, flexRender } from "@tanstack/react-table";
 import { useVirtualizer } from "@tanstack/react-virtual";
@@ -12,7 +12,8 @@ import { plural } from "../format.ts";
 import { type Action, allows, useActions } from "../job/actions.ts";
 import { columnsOf, type Look, nameOf } from "../jobs/columns.tsx";
 import { Filter } from "../jobs/filter.tsx";
-import { type Page, type Pages, withJob, withoutJob } from "../jobs/list.ts";
+import { comparesMetrics, isListed, type Pages, withJob, withoutJob } from "../jobs/list.ts";
+import { useFreshMetrics, useReadingAgain } from "../jobs/refresh.ts";
 import { useStore } from "../store.ts";
 import { Symbol } from "../ui/icons.tsx";
 import { useShortcuts } from "../ui/keys.ts";
@@ -54,14 +55,18 @@ export function JobsScreen() {
   const jobs = useMemo(() => listing.data?.pages.flatMap((page) => page.jobs as Job[]) ?? [], [listing.data]);
 
   const change = (apply: (data: Pages) => Pages): void => {
-    queries.setQueryData<InfiniteData<Page, string>>(jobsKey(filter), (data) => data && apply(data));
+    queries.setQueryData<Pages>(jobsKey(filter), (data) => data && apply(data));
   };
+  const readAgain = useReadingAgain(filter);
   const wrongFilter = listing.error !== null && listing.data === undefined;
   useLive(wrongFilter ? null : new URLSearchParams({ list: "true", ...(q ? { q } : {}) }).toString(), {
     onReady: (resumed) => {
       if (!resumed) void queries.invalidateQueries({ queryKey: ["jobs"] });
     },
-    onJob: (job) => change((data) => withJob(data, job, order)),
+    onJob: (job) => {
+      if (comparesMetrics(q) && !isListed(queries.getQueryData<Pages>(jobsKey(filter)), job.id)) readAgain();
+      else change((data) => withJob(data, job, order));
+    },
     onLeft: (id) => change((data) => withoutJob(data, id)),
   });
   useEffect(() => {
@@ -115,6 +120,8 @@ export function JobsScreen() {
     virtual.measure();
   }, [rowPx, virtual]);
   const items = virtual.getVirtualItems();
+  const onScreen = useMemo(() => new Set(items.map((item) => String(item.key))), [items]);
+  useFreshMetrics(filter, jobs, onScreen);
   const lastShown = items.at(-1)?.index ?? 0;
   const { hasNextPage, isFetching, fetchNextPage, isError } = listing;
   useEffect(() => {

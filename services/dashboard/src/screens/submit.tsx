@@ -9,6 +9,7 @@ import { jobQuery } from "../api/queries.ts";
 import { csrfToken } from "../api/session.ts";
 import type { Job, JobPlan } from "../api/types.ts";
 import { bytes, plural } from "../format.ts";
+import { draftOf, dropDraft, keepDraft } from "../submit/draft.ts";
 import { Editor } from "../submit/editor.tsx";
 import { type Mark, marksOf, syntaxMarks } from "../submit/locate.ts";
 import { ErrorNote, Loading } from "../ui/notes.tsx";
@@ -35,14 +36,14 @@ export function SubmitScreen() {
   useEffect(() => {
     document.title = "New job · Weft";
   }, []);
-  return from ? <FromJob key={from} id={from} /> : <Form start={EXAMPLE} digest="" />;
+  return from ? <FromJob key={from} id={from} /> : <Form from="" start={EXAMPLE} digest="" />;
 }
 
 function FromJob({ id }: { id: string }) {
   const job = useQuery({ ...jobQuery(id), staleTime: Number.POSITIVE_INFINITY, refetchOnWindowFocus: false });
   if (job.error) return <ErrorNote error={job.error} />;
   if (!job.data) return <Loading what="the job" />;
-  return <Form start={stringify(job.data.spec ?? {}, { lineWidth: 0 })} digest={job.data.code_digest} copied={job.data as Job} />;
+  return <Form from={id} start={stringify(job.data.spec ?? {}, { lineWidth: 0 })} digest={job.data.code_digest} copied={job.data as Job} />;
 }
 
 async function send<T>(spec: string, code: File | null, digest: string, dryRun: boolean, key: string, signal?: AbortSignal): Promise<T> {
@@ -93,15 +94,19 @@ function useDryRun(text: string, digest: string): Tried | null {
   return tried;
 }
 
-function Form({ start, digest, copied }: { start: string; digest: string; copied?: Job }) {
+function Form({ from, start, digest, copied }: { from: string; start: string; digest: string; copied?: Job }) {
   const navigate = useNavigate();
-  const [text, setText] = useState(start);
+  const [text, setText] = useState(() => draftOf(from) ?? start);
   const [code, setCode] = useState<File | null>(null);
   const [sending, setSending] = useState(false);
   const [error, setError] = useState<unknown>(null);
   const key = useRef({ of: "", value: "" });
   const tried = useDryRun(text, digest);
 
+  const change = (next: string): void => {
+    setText(next);
+    keepDraft(from, next);
+  };
   const submit = async (): Promise<void> => {
     // The same text is the same job, however often it is sent.
     const of = `${text}|${code?.name}|${code?.lastModified}`;
@@ -110,6 +115,7 @@ function Form({ start, digest, copied }: { start: string; digest: string; copied
     setError(null);
     try {
       const job = await send<Job>(text, code, digest, false, key.current.value);
+      dropDraft(from);
       say(`${job.name} was submitted`);
       void navigate({ to: "/jobs/$id", params: { id: job.id } });
     } catch (failure) {
@@ -125,7 +131,7 @@ function Form({ start, digest, copied }: { start: string; digest: string; copied
         <h1 id="submit-title">{copied ? `A copy of ${copied.name}` : "New job"}</h1>
       </div>
       <div className="submit-columns">
-        <Editor text={text} marks={tried?.marks ?? []} onText={setText} />
+        <Editor text={text} marks={tried?.marks ?? []} onText={change} />
         <aside className="submit-side" aria-label="Plan">
           {wrong ? (
             <ul className="marks" role="alert">

@@ -1,7 +1,10 @@
 // Keyboard shortcuts. None of them acts while someone types in a field, or in an open dialog or menu.
+// A focused link or button keeps Enter and space.
 import { useEffect, useRef } from "react";
 
 export type Shortcuts = Record<string, (event: KeyboardEvent) => void>;
+
+const CONTROLS = "a,button,summary,[role=button],[role=tab]";
 
 export function useShortcuts(shortcuts: Shortcuts): void {
   const latest = useRef(shortcuts);
@@ -11,6 +14,7 @@ export function useShortcuts(shortcuts: Shortcuts): void {
   useEffect(() => {
     const onKey = (event: KeyboardEvent): void => {
       if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || busy(event.target)) return;
+      if ((event.key === "Enter" || event.key === " ") && onControl(event.target)) return;
       const action = latest.current[event.key];
       if (!action) return;
       event.preventDefault();
@@ -25,3 +29,5 @@ function busy(target: EventTarget | null): boolean {
   if (document.querySelector("[role=dialog],[role=alertdialog],[role=menu]")) return true;
   return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
 }
+
+const onControl = (target: EventTarget | null): boolean => target instanceof Element && target.closest(CONTROLS) !== null;
