@@ -1,8 +1,9 @@
 """Bounds the caches of this machine: environments, packages that uv has downloaded, and data, the oldest use first.
 
 Nothing that is in use is removed. An entry is removed under the lock that its users hold (``services.helper.fetch``),
-an environment only if no learner of this machine names it, and none that may name it soon is being prepared. Data is
-handed to learners under a second name, so removing the cache's own takes nothing away from them.
+an environment only if no learner of this machine names it, and none that may name it soon is being prepared. A
+half-built environment is removed as soon as nobody builds it. Data is handed to learners under a second name, so
+removing the cache's own takes nothing away from them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class Entry:
     size: int
     """Bytes."""
 
+    @property
+    def is_half_built(self) -> bool:
+        """True for an environment that is being built, or whose build was killed."""
+        return self.kind == ENVIRONMENTS and not self.used
+
 
 class Caches:
     """``folder``: WEFT_HOME/cache. ``learners`` returns those of this machine."""
@@ -57,18 +63,17 @@ class Caches:
         """Environments do not change once they are complete: each is measured once."""
 
     def bound(self) -> tuple[dict[str, int], int]:
-        """Removes what exceeds the bound. Returns kind -> bytes that are left, and the number of removed entries.
+        """Removes what exceeds the bound, and half-built environments.
 
-        Takes as long as walking through new entries: call it in a thread.
+        Returns kind -> bytes that are left, and the number of removed entries. Takes as long as walking through new
+        entries: call it in a thread.
         """
         self._remove_half_removed()
         entries = list(self._entries())
         total, removed = sum(entry.size for entry in entries), 0
         left = {kind: sum(entry.size for entry in entries if entry.kind == kind) for kind in KINDS}
         for entry in sorted(entries, key=lambda entry: entry.used):
-            if total <= self._max_bytes:
-                break
-            if self._remove(entry):
+            if (total > self._max_bytes or entry.is_half_built) and self._remove(entry):
                 total -= entry.size
                 left[entry.kind] -= entry.size
                 removed += 1
@@ -77,12 +82,12 @@ class Caches:
     def _entries(self) -> Iterator[Entry]:
         envs = self._folder / "envs"
         for place in _folders(envs):
-            stamp = place / _OK
-            if stamp.exists():
-                if place not in self._sizes:
-                    self._sizes[place] = self._measure(place)
-                lock = envs / f"{place.name}.lock"
-                yield Entry(ENVIRONMENTS, place, lock, stamp, _time(stamp), self._sizes[place])
+            stamp, lock = place / _OK, envs / f"{place.name}.lock"
+            used = _time(stamp)
+            size = self._sizes.get(place) or self._measure(place)
+            if used:
+                self._sizes[place] = size
+            yield Entry(ENVIRONMENTS, place, lock, stamp, used, size)
         packages, lock = self._folder / "uv", self._folder / "uv.lock"
         if packages.is_dir():
             yield Entry(PACKAGES, packages, lock, lock, _time(lock), self._measure(packages))
@@ -98,7 +103,7 @@ class Caches:
     def _remove(self, entry: Entry) -> bool:
         """False if it is in use."""
         with _locked(entry.lock) as is_free:
-            if not is_free or _time(entry.stamp) != entry.used:
+            if not is_free or not entry.place.exists() or _time(entry.stamp) != entry.used:
                 return False
             if entry.kind == ENVIRONMENTS and self._is_named(entry):
                 return False

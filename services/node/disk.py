@@ -1,7 +1,8 @@
 """How much a learner has written: a walk through its folder by descriptor, with a bounded share of time.
 
 A file without a name takes space as long as a process has it open or mapped: ``add_unnamed`` counts those. One that is
-only in a message between processes, which none has received, is not found.
+only in a message between processes, which none has received, is not found. Processes may share a table of descriptors
+or of mappings, and each shows all of it: what is looked at is bounded, and a learner that holds more exceeds its bound.
 
 A project quota would be exact, but few file systems are mounted with one. So a learner can exceed its bound for
 as long as a round of walks takes. Only the learner's own files count, each once, however many names it has. One
@@ -23,6 +24,11 @@ from services.node.traces import mount_points
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK: Final = 512
 """Unit of st_blocks, in bytes."""
+MAX_HELD: Final = 2**20
+"""Descriptors, and mappings of deleted files, of all processes of one learner: 10 s to look at, far more than any
+training has."""
+_OTHERS: Final = 16
+"""Mappings of other files take as little time as one of these: 0.5 us each. A process with CUDA has some thousands."""
 
 
 @dataclass(slots=True)
@@ -31,11 +37,15 @@ class DiskUse:
     """Bytes on the disk: holes do not count."""
     files: int = 0
     """Files, folders and links."""
+    holds_too_many: bool = False
+    """True: its processes have too many files open or mapped to look at, so there may be more bytes and files."""
 
     def exceeds(self, max_bytes: int, max_files: int) -> str:
         """What is exceeded, for people; empty: nothing."""
         if self.size > max_bytes:
             return f"it wrote more than {max_bytes / 2**30:.3g} GiB"
+        if self.holds_too_many:
+            return f"its processes held more than {MAX_HELD} open files, or {MAX_HELD * _OTHERS} mappings"
         return f"it made more than {max_files} files and folders" if self.files > max_files else ""
 
 
@@ -121,11 +131,21 @@ class _Walk:
 
 
 def add_unnamed(use: DiskUse, pids: Iterable[int], uid: int, device: int) -> None:
-    """Counts the user's files on this device that have no name any more, and that these processes hold, each once."""
+    """Counts the user's files on this device that have no name any more, and that these processes hold, each once.
+
+    Ends early if they hold too many.
+    """
     counted: set[int] = set()
+    left = MAX_HELD * _OTHERS
     for place in _held_files(pids):
+        left -= _OTHERS if place else 1
+        if left < 0:
+            use.holds_too_many = True
+            return
+        if not place:
+            continue
         with suppress(OSError):  # it was closed meanwhile
-            status = Path(place).stat()
+            status = os.stat(place)  # noqa: PTH116 - Path takes twice as long
             if (
                 not status.st_nlink
                 and stat.S_ISREG(status.st_mode)
@@ -138,16 +158,14 @@ def add_unnamed(use: DiskUse, pids: Iterable[int], uid: int, device: int) -> Non
 
 
 def _held_files(pids: Iterable[int]) -> Iterator[str]:
-    """Links of /proc to what the processes have open, or mapped although it was deleted."""
+    """Links of /proc to what the processes have open, or mapped although it was deleted; empty for other mappings."""
     for pid in pids:
         with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-            yield from [entry.path for entry in entries]
+            yield from (entry.path for entry in entries)
         with suppress(OSError), Path(f"/proc/{pid}/maps").open("rb") as maps:
-            yield from [
-                f"/proc/{pid}/map_files/{os.fsdecode(line.split(b' ', 1)[0])}"
-                for line in maps
-                if line.endswith(b" (deleted)\n")
-            ]
+            for line in maps:
+                is_deleted = line.endswith(b" (deleted)\n")
+                yield f"/proc/{pid}/map_files/{os.fsdecode(line.split(b' ', 1)[0])}" if is_deleted else ""
 
 
 def _place(fd: int) -> tuple[int, int]:

@@ -19,20 +19,27 @@ class Share:
     """Bytes, or files."""
     is_frozen: bool = True
     """False: its processes ran during the count, and may have hidden files from it."""
+    is_being_ended: bool = False
+    """True: it was killed, and its last process is not gone yet."""
 
 
 def to_end(shares: Iterable[Share], excess: int) -> list[Share]:
     """Learners whose amounts together are at least ``excess``; all of them if the sum is less.
 
     Each time the largest learner of the tenant that has most then: many small learners of one tenant do not win against
-    another tenant's single one. A learner that could not be frozen comes first.
+    another tenant's single one. Learners that are being ended come first, so that no other is ended while they are;
+    then those that could not be frozen.
     """
     left, chosen = list(shares), list[Share]()
     of_tenants = Counter[str]()
     for share in left:
         of_tenants[share.tenant] += share.amount
+
+    def precedence(share: Share) -> tuple[bool, bool, int, int]:
+        return share.is_being_ended, not share.is_frozen, of_tenants[share.tenant], share.amount
+
     while excess > 0 and left:
-        worst = max(left, key=lambda share: (not share.is_frozen, of_tenants[share.tenant], share.amount))
+        worst = max(left, key=precedence)
         left.remove(worst)
         chosen.append(worst)
         of_tenants[worst.tenant] -= worst.amount

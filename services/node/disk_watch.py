@@ -25,7 +25,7 @@ from services.node.disk_bounds import Share, to_end
 from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
-from services.node.learner_disk import disk_use, end_for_disk, is_running
+from services.node.learner_disk import disk_use, end_for_disk, is_being_ended, is_running
 from services.node.processes import children_of, read_table
 from services.node.settings import NodeSettings
 
@@ -91,7 +91,10 @@ class DiskWatch:
     def _bound_tenant(self, tenant: str, learners: list[Learner]) -> None:
         with self._frozen_count.of(filter(is_running, learners)) as counted:
             by_folder = {learner.folder: learner for learner, _, _ in counted}
-            shares = [Share(learner.folder, tenant, use.size, is_frozen) for learner, use, is_frozen in counted]
+            shares = [
+                Share(learner.folder, tenant, use.size, is_frozen, is_being_ended(learner))
+                for learner, use, is_frozen in counted
+            ]
             excess = sum(share.amount for share in shares) - self._max_tenant_bytes
             for share in to_end(shares, excess):
                 why = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from services.node.learner import Learner
-from services.node.processes import children_of, read_table, with_descendants
+from services.node.processes import processes_below, send_to_all
 
 _FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
 """(file of a group, word that freezes, word that thaws), for v1 and v2."""
@@ -32,8 +32,8 @@ def freeze(learner: Learner) -> bool:
             time.sleep(_POLL_S)
         return True
     signalled = set[int]()
-    while new := _processes(learner) - signalled:
-        _send(new, signal.SIGSTOP)
+    while new := processes_below(learner.shim) - signalled:
+        send_to_all(new, signal.SIGSTOP)
         signalled |= new
         if time.monotonic() > deadline:
             return False
@@ -44,7 +44,7 @@ def thaw(learner: Learner) -> None:
     """Lets the learner's processes run again; does nothing to those that run."""
     groups = [Path(group) for group in learner.document.groups]
     if not _write_to_all(groups, 2):
-        _send(_processes(learner), signal.SIGCONT)
+        send_to_all(processes_below(learner.shim), signal.SIGCONT)
 
 
 def _write_to_all(groups: list[Path], word: int) -> bool:
@@ -75,15 +75,3 @@ def _is_frozen(group: Path) -> bool:
     with suppress(OSError):
         return "frozen 1" in (group / "cgroup.events").read_text().splitlines()
     return True
-
-
-def _processes(learner: Learner) -> set[int]:
-    """All below the shim, which adopts those whose parents have ended."""
-    shim = learner.shim
-    return set() if shim is None else with_descendants(children_of(read_table()), {shim.pid}) - {shim.pid}
-
-
-def _send(pids: set[int], sign: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, sign)

@@ -15,7 +15,7 @@ from services.core.runtime.processes import alive, send_signal
 from services.node.disk import DiskUse, add_unnamed, measure
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
-from services.node.processes import with_descendants
+from services.node.processes import processes_below, send_to_all, with_descendants
 
 ENDLESS: Final = 2**62
 log = structlog.get_logger()
@@ -37,27 +37,38 @@ def disk_use(
 
 
 def is_running(learner: Learner) -> bool:
-    """False also for one that was ended for the disk."""
-    return learner.started and not learner.ended and not learner.files.has(DISK_FILE)
+    """True also for one that is being ended, until its last process is gone."""
+    return learner.started and not learner.ended
+
+
+def is_being_ended(learner: Learner) -> bool:
+    """True if it was killed with a reason, even if that had no effect yet."""
+    return learner.files.has(DISK_FILE)
 
 
 def end_for_disk(learner: Learner, bound: str, why: str, instrumentation: Instrumentation) -> None:
-    """Kills the learner. ``bound``: the setting. Does nothing if it was done before."""
+    """Kills the learner, each time that it is called. ``bound``: the setting."""
     if end_with_reason(learner, {"why": f"{why} ({bound})"}):
         instrumentation.disk_exceeded.labels(bound).inc()
         log.warning("learner.disk_exceeded", job=learner.job, learner=learner.name, bound=bound, why=why)
 
 
 def end_with_reason(learner: Learner, reason: Mapping[str, str]) -> bool:
-    """Kills the learner. False if it was done before, or the learner has ended.
+    """Kills all processes of the learner. False if there is a reason already, or the learner has ended.
 
-    The reason first: the helper reads it with the exit. It has reserved space on the disk.
+    The reason first: the helper reads it with the exit, and the shim kills what this call misses. It has reserved space
+    on the disk, and is written once. The kill is repeated by each call: the agent may have died before the last one, or
+    processes may have forked meanwhile.
     """
-    if learner.files.has(DISK_FILE):
+    if learner.ended:
         return False
-    try:
-        write_reserved(learner.folder / DISK_FILE, reason)
-    except NoSpace as error:
-        log.warning("learner.reason_not_written", job=learner.job, learner=learner.name, why=str(error))
-    process = learner.process
-    return process is not None and send_signal(process, signal.SIGKILL)
+    is_first = not is_being_ended(learner)
+    if is_first:
+        try:
+            write_reserved(learner.folder / DISK_FILE, reason)
+        except NoSpace as error:
+            log.warning("learner.reason_not_written", job=learner.job, learner=learner.name, why=str(error))
+    if (process := learner.process) is not None:
+        send_signal(process, signal.SIGKILL)  # first: it shall not end by itself because its children are gone
+    send_to_all(processes_below(learner.shim), signal.SIGKILL)
+    return is_first

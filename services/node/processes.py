@@ -82,6 +82,20 @@ def with_descendants(children: Mapping[int, Sequence[int]], pids: set[int]) -> s
     return reached
 
 
+def processes_below(shim: ProcessIdentity | None) -> set[int]:
+    """All processes of the shim's learner: it adopts those whose parents have ended. Empty if the shim has ended."""
+    if shim is None or not alive(shim):
+        return set()
+    return with_descendants(children_of(read_table()), {shim.pid}) - {shim.pid}
+
+
+def send_to_all(pids: Iterable[int], sign: signal.Signals) -> None:
+    """Sends the signal to each process that still exists, and that this process may signal."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, sign)
+
+
 class Process:
     """A shim or helper: a child of this agent, or of an earlier one."""
 

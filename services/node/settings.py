@@ -80,7 +80,10 @@ class NodeSettings(Settings):
         "WEFT_HOME.",
     )
     node_files: int = Field(
-        default=2_000_000, gt=0, description="Files and folders that one learner may have, as WEFT_NODE_DISK."
+        default=2_000_000,
+        gt=0,
+        description="Files and folders that one learner may have, as WEFT_NODE_DISK. Whatever it is, one whose "
+        "processes together hold more than 1,048,576 descriptors of open files is ended, too.",
     )
     node_tenant_disk: int | None = Field(
         default=None,

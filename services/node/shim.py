@@ -8,7 +8,8 @@ guarantees:
 * The command is started at most once: the shim holds ``shim.lock`` while it lives, and starts nothing if there is a
   ``start.json``.
 * ``start.json`` is durable before the command runs (the child waits at a pipe), ``exit.json`` before the shim ends.
-* Files are the truth, signals are hints: after each signal, and each second, ``go`` and ``stop.json`` are read again.
+* Files are the truth, signals are hints: after each signal, and each second, ``go`` and ``stop.json`` are read again,
+  and ``disk.json``: the node agent kills the learner for that reason, so no grace is left.
 * ``exit.json`` has a stop cause exactly if the process was alive when the shim read the stop mark. Only the shim acts
   on the mark, so an exit without a cause is the process's own.
 * At the end all descendants are gone, including those that left the session: the shim is their subreaper.
@@ -98,6 +99,10 @@ class Shim:
     def stop_mark(self) -> dict[str, Any]:
         return read_json(f"{self.folder}/stop.json")
 
+    def is_being_ended(self) -> bool:
+        """True if the node agent kills the learner, with a reason. What it misses is killed here."""
+        return os.path.exists(f"{self.folder}/disk.json")
+
     def fork(self) -> None:
         """Forks the child, which does everything slow and then waits at the pipe."""
         inner, self.start_pipe = os.pipe()
@@ -143,7 +148,7 @@ class Shim:
         os.close(self.start_pipe)
 
     def watch(self) -> None:
-        """Returns when the process has ended, or the grace of a stop is over."""
+        """Returns when the process has ended, the grace of a stop is over, or the node agent ends the learner."""
         while True:
             left = self.reap()
             mark = self.stop_mark()
@@ -154,7 +159,7 @@ class Shim:
             poll = POLL_S if self.terminated else RETRY_S
             wait = poll if self.deadline is None else min(poll, self.deadline - time.monotonic())
             # A shell may die of SIGTERM at once while a program below it saves its checkpoint, which has its grace.
-            if wait <= 0 or (self.status is not None and (self.deadline is None or not left)):
+            if wait <= 0 or self.is_being_ended() or (self.status is not None and (self.deadline is None or not left)):
                 return
             if signal.sigtimedwait(_HINTS, wait) is None:
                 self.oom_counts = [*self.oom_counts[1:], oom_kills(self.groups)]

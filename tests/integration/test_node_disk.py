@@ -8,9 +8,10 @@ import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.plan import AttemptPlan
-from tests.testbed.gangs import await_exit, learner, start, teardown
+from tests.testbed.gangs import await_exit, learner, start, stop, teardown
 from tests.testbed.isolations import VARIANTS, Variant
 from tests.testbed.node import NodeProcess, plan
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
@@ -69,3 +70,22 @@ async def test_largest_learner_of_a_tenant_beyond_its_bound_is_ended_and_other_t
         assert (await learner(cluster, gang)).state == "running"
     for gang in (*others, small, large):
         await teardown(cluster, gang)
+
+
+WRITES_IN_THE_GRACE = """
+(trap "" TERM; until [ -e stop-requested ]; do sleep 0.05; done; sleep 0.5; head -c 40000000 /dev/zero; sleep 1000) &
+touch "$RESULT_DIR/ready"
+exec sleep 1000
+"""
+
+
+async def test_a_learner_that_writes_too_much_in_the_grace_of_its_stop_is_ended_before_the_grace_is_over(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    gang = plan([f'cd "$JOB_STATE_DIR"; {WRITES_IN_THE_GRACE}'])
+    await start(cluster, gang)
+    await until(lambda: next(node.folder(gang).glob("job/results/**/ready"), None))
+    await stop(cluster, gang, "halt", grace_ms=86_400_000)
+    end = await await_exit(cluster, gang)
+    assert (end.stop_cause, end.disk_exceeded) == ("halt", "")
+    await teardown(cluster, gang)

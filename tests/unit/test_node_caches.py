@@ -103,5 +103,21 @@ def test_what_a_killed_agent_has_half_removed_is_removed(cache: Path) -> None:
     assert left(cache) == ALL - {"oldest"}
 
 
+def test_an_environment_whose_build_was_stopped_is_removed_once_nobody_builds_it(cache: Path) -> None:
+    half = cache / "envs/half"
+    half.mkdir()
+    (half / "library").write_bytes(b"x" * MIB)
+    held = os.open(cache / "envs/half.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)  # the helper, or its uv, which may outlive it
+    caches = Caches(cache, 100 * MIB, list)
+    (sizes, removed) = caches.bound()
+    assert (sizes["environments"] // MIB, removed) == (4, 0)
+    (half / "more").write_bytes(b"x" * MIB)
+    assert caches.bound()[0]["environments"] // MIB == 5
+    os.close(held)
+    (sizes, removed) = caches.bound()
+    assert (left(cache), sizes["environments"] // MIB, removed) == (ALL, 3, 1)
+
+
 def test_a_machine_without_caches_has_nothing_to_remove(tmp_path: Path) -> None:
     assert Caches(tmp_path / "missing", 0, list).bound()[1] == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
-from services.node.disk import DiskUse, measure
+import pytest
+
+from services.node import disk
+from services.node.disk import DiskUse, add_unnamed, measure
 from services.node.files import remove_tree
 
 PLENTY = {"max_bytes": 2**40, "max_files": 10**9}
@@ -62,6 +66,47 @@ def test_a_walk_ends_once_a_bound_is_exceeded(tmp_path: Path) -> None:
     assert use.files == 11
     assert use.exceeds(2**40, 10) == "it made more than 10 files and folders"
     assert DiskUse(size=2**31).exceeds(2**30, 10) == "it wrote more than 1 GiB"
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The bound of what processes hold, in a test."""
+    monkeypatch.setattr(disk, "MAX_HELD", 1000)
+    return disk.MAX_HELD
+
+
+def test_processes_that_share_a_large_table_of_descriptors_exceed_the_bound_and_are_not_looked_at_for_hours(
+    tmp_path: Path, few: int
+) -> None:
+    with (tmp_path / "file").open("w") as file:
+        copies = [os.dup(file.fileno()) for _ in range(few // 10)]
+        processes = itertools.chain([os.getpid()] * 20)  # each process of a shared table shows all of it
+        use = DiskUse()
+        add_unnamed(use, processes, os.geteuid(), tmp_path.stat().st_dev)
+        for copy in copies:
+            os.close(copy)
+    assert use.exceeds(**PLENTY).startswith("its processes held more than 1000 open files")
+    assert list(processes), "it looked at all of them"
+
+
+def unnamed(folder: Path, processes: int) -> DiskUse:
+    """What this process holds, as if it were so many that share one table."""
+    use = DiskUse()
+    add_unnamed(use, [os.getpid()] * processes, os.geteuid(), folder.stat().st_dev)
+    return use
+
+
+def test_open_files_within_the_bound_count_once_if_they_have_no_name(tmp_path: Path, few: int) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        file.write(b"x" * 2**20)
+        file.flush()
+        (tmp_path / "file").unlink()
+        copies = [os.dup(file.fileno()) for _ in range(few // 10)]
+        use = unnamed(tmp_path, 2)
+        for copy in copies:
+            os.close(copy)
+    after = unnamed(tmp_path, 1)
+    assert (use.files - after.files, (use.size - after.size) >> 20, use.exceeds(**PLENTY)) == (1, 1, "")
 
 
 def test_a_missing_folder_has_no_size(tmp_path: Path) -> None:

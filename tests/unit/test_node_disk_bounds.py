@@ -11,8 +11,8 @@ from services.node.disk_reserve import Line
 MIB = 2**20
 
 
-def share(name: str, tenant: str, amount: int, *, is_frozen: bool = True) -> Share:
-    return Share(Path(name), tenant, amount, is_frozen)
+def share(name: str, tenant: str, amount: int, *, is_frozen: bool = True, is_being_ended: bool = False) -> Share:
+    return Share(Path(name), tenant, amount, is_frozen, is_being_ended)
 
 
 def names(shares: list[Share]) -> list[str]:
@@ -36,6 +36,11 @@ def test_all_are_ended_if_that_is_still_too_little() -> None:
 def test_learner_that_cannot_be_frozen_is_ended_before_a_larger_one() -> None:
     shares = [share("honest", "a", 9), share("forks", "b", 1, is_frozen=False)]
     assert names(to_end(shares, 1)) == ["forks"]
+
+
+def test_no_learner_is_ended_while_one_that_is_large_enough_is_being_ended() -> None:
+    shares = [share("honest", "a", 9), share("killed", "a", 5, is_being_ended=True)]
+    assert names(to_end(shares, 5)) == ["killed"]
 
 
 def counts(**sizes: int) -> dict[Path, tuple[str, DiskUse, bool]]:

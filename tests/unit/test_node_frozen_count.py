@@ -1,0 +1,71 @@
+"""While learners are counted they are frozen, and not for longer than their trainings stand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from services.core.runtime.durable_files import write_json
+from services.core.runtime.processes import identify
+from services.node.frozen_count import FrozenCount
+from services.node.learner import Learner
+from services.node.processes import processes_below
+from tests.unit.test_node_files import learner as reserved  # noqa: F401 - the fixture
+from tests.waiting import HANG_S
+
+PARENT = (
+    "import subprocess; subprocess.Popen(['/bin/sleep', '1000'], start_new_session=True); print(flush=True); input()"
+)
+
+
+@pytest.fixture
+def running(reserved: Learner) -> Generator[Learner]:  # noqa: F811
+    """A learner with one process below what stands for its shim."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        identity = identify(process.pid)
+        assert identity is not None
+        write_json(
+            reserved.folder / "shim.json",
+            {"pid": identity.pid, "start_time": identity.start_time, "boot_id": identity.boot_id},
+        )
+        children = processes_below(identity)
+        yield reserved
+        for pid in {process.pid, *children}:
+            subprocess.run(["kill", "-KILL", str(pid)], check=False)
+
+
+def states(learner: Learner) -> set[str]:
+    pids = processes_below(learner.shim)
+    return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
+
+
+def test_learners_are_frozen_while_they_are_counted_and_run_afterwards(running: Learner, tmp_path: Path) -> None:
+    with FrozenCount(tmp_path).of([running]) as counted:
+        assert [(learner.name, is_frozen) for learner, _, is_frozen in counted] == [("worker-0", True)]
+        assert states(running) == {"T"}
+    assert states(running) == {"S"}
+
+
+def test_learners_run_again_although_the_count_takes_long(running: Learner, tmp_path: Path) -> None:
+    with FrozenCount(tmp_path, frozen_s=0.05).of([running]):
+        deadline = time.monotonic() + HANG_S
+        while states(running) != {"S"}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_learner_that_holds_too_many_files_to_count_is_not_taken_for_counted(
+    running: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.node.disk.MAX_HELD", 1)
+    with FrozenCount(tmp_path).of([running]) as counted:
+        assert [is_frozen for _, _, is_frozen in counted] == [False]
