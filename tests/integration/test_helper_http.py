@@ -58,6 +58,11 @@ class _Handler(BaseHTTPRequestHandler):
         start = 0
         if self.headers.get("If-Range") == site.etag:
             start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        if start >= len(site.content):
+            self.send_response(416)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.send_response(206 if start else 200)
         if site.etag:
             self.send_header("ETag", site.etag)
@@ -186,6 +191,50 @@ def test_interrupted_download_of_a_changed_file_starts_again(site: Site, tmp_pat
         report(message)
 
     fetch.progress.report = change  # type: ignore[method-assign]
+    path, _ = fetch()
+    assert path.read_bytes() == site.content
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+def test_download_whose_helper_died_after_the_last_byte_is_made_again(
+    site: Site,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_older: bool,  # noqa: FBT001
+) -> None:
+    fetch = Fetching(tmp_path, site.url())
+    if has_older:
+        fetch()
+        site.content, site.etag = b"new" * 1000, '"two"'
+    with monkeypatch.context() as patched:
+        patched.setattr("hashlib.file_digest", _die)
+        with pytest.raises(KeyboardInterrupt):
+            fetch()
+    path, _ = fetch()
+    assert path.read_bytes() == site.content
+
+
+def _die(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_file_that_changed_before_a_stop_is_never_a_mix_of_two_versions(site: Site, tmp_path: Path) -> None:
+    fetch = Fetching(tmp_path, site.url())
+    check = fetch.progress.report_bytes
+
+    def stop(done: int, total: int | None) -> None:
+        fetch.progress.cancel()
+        check(done, total)
+
+    fetch.progress.report_bytes = stop  # type: ignore[method-assign]
+    with pytest.raises(FetchCancelled):
+        fetch()
+    (part,) = (tmp_path / "cache").rglob("part")
+    assert part.stat().st_size > 0
+    site.content, site.etag = b"other" * 300_000, '"two"'
+    with pytest.raises(FetchCancelled):
+        fetch()
+    fetch.progress = FetchProgress()
     path, _ = fetch()
     assert path.read_bytes() == site.content
 

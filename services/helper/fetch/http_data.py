@@ -43,6 +43,10 @@ class _TemporaryFailure(Exception):
     """The server or the connection failed; another try may succeed."""
 
 
+class _PartRefused(Exception):
+    """The server has nothing behind ``part``: it is the whole file, whose helper ended before the last step."""
+
+
 def fetch_http(
     entry: Input,
     target: Path,
@@ -104,6 +108,15 @@ def _refresh(url: str, name: str, place: Path, settings: HelperSettings, progres
 
 
 def _download(url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress) -> None:
+    try:
+        _continue(url, name, place, settings, progress)
+    except _PartRefused:
+        (place / "part").unlink()
+        _continue(url, name, place, settings, progress)
+
+
+def _continue(url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress) -> None:
+    """Downloads what is missing: the rest of ``part``, or everything. Raises _PartRefused."""
     cached, part = _read(place / "body.json"), _read(place / "part.json")
     headers: dict[str, str] = {}
     resumed = (place / "part").stat().st_size if part and (place / "part").exists() else 0
@@ -114,6 +127,8 @@ def _download(url: str, name: str, place: Path, settings: HelperSettings, progre
     with _get(url, settings, headers) as response:
         if response.status == 304 and cached:
             return
+        if response.status == 416 and resumed:
+            raise _PartRefused
         _check_status(response, url)
         if response.status != 206:
             resumed = 0
@@ -122,6 +137,8 @@ def _download(url: str, name: str, place: Path, settings: HelperSettings, progre
         if (total or 0) > settings.http_max_bytes:
             raise FetchFailed("DataTooLarge", f"{url} is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
         etag = response.headers.get("ETag", "")
+        if not resumed:  # before part.json has another version's ETag
+            (place / "part").unlink(missing_ok=True)
         write_json(place / "part.json", {"etag": "" if etag.startswith("W/") else etag}, durable=False)
         progress.report(f"downloading {name}")
         for received in _receive(response, place / "part", resumed, settings.http_max_bytes):
@@ -176,8 +193,6 @@ def _check_status(response: http.client.HTTPResponse, url: str) -> None:
         raise FetchFailed(
             DENIED, f"{url} answers {response.status}: it is not public, and secrets are not available yet"
         )
-    if response.status == 416:
-        raise _TemporaryFailure("the file has changed")
     if response.status in {408, 425, 429} or response.status >= 500:
         raise _TemporaryFailure(f"the server answers {response.status}")
     raise FetchFailed(NOT_FOUND, f"{url} answers {response.status} {response.reason}; check the address")
