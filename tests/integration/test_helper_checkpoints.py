@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.learner_folder import Assignment
@@ -250,6 +251,7 @@ class SavedTwice:
         self.root = root
         self.folder = root / "learner" / "job" / "checkpoints"
         self.folder.mkdir(parents=True)
+        FolderObjectStore.make(root / "objects")
         self.assignment = assignment_of(root / "objects", attempt=1)
         self._spool = Spool(root / "spool")
         self._restored = 0
