@@ -214,11 +214,15 @@ class KilledError(BaseException):
     """The helper dies here."""
 
 
+async def _never_waits(_: float, reason: str) -> None:
+    raise AssertionError(reason)
+
+
 class DyingObjects(FolderObjects):
     """Dies before or after its n-th call."""
 
     def __init__(self, root: Path, own: str, death: tuple[int, str] | None) -> None:
-        super().__init__(root, 0, deletable=own)
+        super().__init__(root, 0, _never_waits, deletable=own)
         self._death = death
         self.calls = 0
 
