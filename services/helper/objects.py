@@ -2,8 +2,9 @@
 operation on one object (docs/adr/0007-signed-urls.md), or from a pod through the metrics service, if the store is a
 folder of another machine.
 
-Temporary failures are waited for here, as long as the caller's ``wait`` does not raise: a store that is away, a metrics
-service that restarts, etcd without the current attempt for a moment. Errors that are raised are permanent.
+Temporary failures are waited for here, as long as the caller's ``wait`` does not raise: a store that is away, a folder
+that cannot be read now, a metrics service that restarts, etcd without the current attempt for a moment. Errors that are
+raised are permanent.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def open_objects(assignment: Assignment, signer: UrlSigner, wait: Wait, spool: S
     own = f"{own_checkpoints(assignment)}/"
     objects: Objects
     if folder:
-        objects = FolderObjects(Path(folder), assignment.objects_keep_free, deletable=own)
+        objects = FolderObjects(Path(folder), assignment.objects_keep_free, wait, deletable=own)
     else:
         objects = PodObjects(signer, wait, spool) if signer.in_pod else SignedObjects(signer, wait, spool)
     if "WEFT_FAILPOINTS" not in os.environ:
@@ -123,29 +124,42 @@ def own_checkpoints(assignment: Assignment) -> str:
 
 
 class FolderObjects:
-    def __init__(self, root: Path, keep_free: int, *, deletable: str) -> None:
+    def __init__(self, root: Path, keep_free: int, wait: Wait, *, deletable: str) -> None:
         """``deletable``: the beginning of the keys that may be removed."""
         from services.core.adapters.folder.objects import FolderObjectStore
 
         self._store = FolderObjectStore(root, keep_free=keep_free)
+        self._wait = wait
         self._deletable = deletable
 
     async def size(self, key: str) -> int | None:
-        meta = await self._store.head(key)
+        meta = await _retried(lambda: self._store.head(key), self._wait)
         return None if meta is None else meta.size
 
     async def get(self, key: str) -> AsyncGenerator[bytes]:
-        async for chunk in self._store.get(key):
-            yield chunk
+        start = tries = 0
+        while True:
+            try:
+                async for chunk in self._store.get(key, start=start):
+                    start, tries = start + len(chunk), 0
+                    yield chunk
+            except Unavailable as error:
+                tries += 1
+                await self._wait(_pause_s(tries), error.message)
+            else:
+                return
 
     async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None:
-        async with aclosing(read()) as chunks:
-            await self._store.put(key, chunks, size=size)
+        async def put() -> None:
+            async with aclosing(read()) as chunks:
+                await self._store.put(key, chunks, size=size)
+
+        await _retried(put, self._wait)
 
     async def delete(self, key: str) -> None:
         if not key.startswith(self._deletable):
             raise PermissionDenied("a learner's helper removes its own checkpoints only")
-        await self._store.delete(key)
+        await _retried(lambda: self._store.delete(key), self._wait)
 
     async def abandon(self) -> None:
         pass

@@ -127,13 +127,14 @@ def _broker(home: Home) -> tuple[str, bool, str, str]:
 def _objects(home: Home) -> tuple[str, bool, str, str]:
     """Checks the configured object store: its address, our credentials, and that it refuses to overwrite."""
     settings = Settings(home=home.root)
-    if settings.object_store == "folder":
-        return "object store", True, f"a folder ({home / 'objects'})", ""
+    name = f"a folder ({home / 'objects'})" if settings.object_store == "folder" else settings.object_store
+    if settings.object_store == "folder" and not (home / "VERSION").exists():
+        return "object store", True, name, ""  # `weft up` makes it
     try:
         asyncio.run(object_store(settings).ping())
     except WeftError as error:
         return "object store", False, error.message, 'see docs/operator-guide.md, "Object stores"'
-    return "object store", True, settings.object_store, ""
+    return "object store", True, name, ""
 
 
 def _sandbox() -> str:

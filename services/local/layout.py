@@ -171,19 +171,26 @@ def _version(home: Home) -> int:
 
 
 def prepare(home: Home) -> None:
-    """Creates the home and its folders. Raises WeftError for a newer schema or a folder that cannot be written."""
+    """Creates the home and its folders. Raises WeftError for a newer schema or a folder that cannot be written.
+
+    The folder of the objects becomes a store in a new home only: later an empty one is a volume that is not mounted.
+    """
     try:
         home.root.mkdir(parents=True, exist_ok=True)
         version = _version(home)
         if version > VERSION:
             raise WeftError(f"{home.root} was written by a newer Weft (schema {version}); upgrade")
-        if version < VERSION:
-            write_text(home / "VERSION", f"{VERSION}\n")
         for folder in ("run", "logs", "secrets", "broker", "objects", "metrics", "node", "cache", "etcd"):
             (home / folder).mkdir(exist_ok=True)
         for private in ("run", "logs", "secrets", "broker", "objects", "metrics", "etcd"):
             (home / private).chmod(0o700)
         make_private_folder(home / SOCKETS)
+        from services.core.adapters.folder.objects import FolderObjectStore  # noqa: PLC0415 - `weft status` needs none
+
+        if not (home / "VERSION").exists() or any((home / "objects").iterdir()):
+            FolderObjectStore.make(home / "objects")
+        if version < VERSION:  # last: a home without it is prepared as a new one
+            write_text(home / "VERSION", f"{VERSION}\n")
         # Learners under their own uid pass through to their folder and their environment; they can list nothing.
         for shared in (home.root, home / "node", home / "cache"):
             shared.chmod(0o711 if os.geteuid() == 0 else 0o700)

@@ -274,6 +274,7 @@ class Agent:
             seccomp=isolation.seccomp,
             processes=0 if "pids" in self._groups.enforced else of_user,
             objects_keep_free=capacity.objects_keep_free(self._settings, self._home / "objects"),
+            data_keep_free=capacity.data_keep_free(self._settings),
         )
 
     def _make(self, folder: JobFolder, plan: AttemptPlan, documents: list[LearnerDocument]) -> None:

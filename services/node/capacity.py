@@ -58,6 +58,12 @@ def objects_keep_free(settings: NodeSettings, folder: Path) -> int:
     return min(disk_reserve(settings, folder), int(total * settings.disk_free_percent / 100)) // 2
 
 
+def data_keep_free(settings: NodeSettings) -> int:
+    """Bytes that fetched data leaves free: more than the learners' reserve, at which running learners are ended."""
+    folders = (settings.installation / "node", settings.installation / "cache")
+    return min((disk_reserve(settings, folder) for folder in folders if folder.exists()), default=0) * 3 // 2
+
+
 def usable_memory() -> int:
     """Bytes: the machine's memory, or the smallest limit of this process's control groups."""
     return min([total_memory(), *cgroup_limits()])

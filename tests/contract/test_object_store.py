@@ -43,6 +43,7 @@ class World(Protocol):
 class InFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
+        FolderObjectStore.make(root)
 
     def another(self) -> ObjectStore:
         return FolderObjectStore(self.root)
@@ -394,7 +395,7 @@ async def test_files_of_dead_writers_are_swept_and_others_are_not(in_folder: InF
         killed.send_signal(signal.SIGKILL)
         await killed.wait()
         assert len(list(staging.iterdir())) == 2
-        in_folder.another()
+        await in_folder.another().ping()
         assert len(list(staging.iterdir())) == 1
         yield b"y"
 
@@ -466,12 +467,36 @@ async def test_a_missing_root_is_unavailable_not_empty(in_folder: InFolder) -> N
             await coroutine
 
 
-def test_an_unusable_root_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mount_point", ["missing", "empty"])
+async def test_store_that_is_not_mounted_after_a_reboot_is_unavailable_and_never_made_again(
+    in_folder: InFolder, mount_point: str
+) -> None:
+    await put(in_folder.another(), "t/k", b"x")
+    root, volume = in_folder.root, in_folder.root.with_name("volume")
+    root.rename(volume)
+    if mount_point == "empty":
+        root.mkdir()
+    store = FolderObjectStore(root)
+    for coroutine in (
+        store.ping(), store.head("t/k"), store.list("t/"), put(store, "t/l", b""), read(store, "t/k"),
+        store.delete("t/k"), store.delete_prefix("t/"),
+    ):  # fmt: skip
+        with pytest.raises(Unavailable, match="mount its volume"):
+            await coroutine
+    assert not root.exists() or list(root.iterdir()) == []
+    if mount_point == "empty":
+        root.rmdir()
+    volume.rename(root)
+    assert await read(store, "t/k") == b"x"
+
+
+async def test_an_unusable_root_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Unavailable):
-        FolderObjectStore(tmp_path / "file")
-    with pytest.raises(Unavailable):
-        FolderObjectStore(tmp_path / "file" / "below")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(Unavailable):
+            FolderObjectStore.make(root)
+        with pytest.raises(Unavailable):
+            await FolderObjectStore(root).ping()
 
 
 PLAIN_KEYS = {"override", "emoji", "dollar", "number", "quotes"}
@@ -518,6 +543,7 @@ async def test_a_hostile_prefix_or_cursor_lists_nothing_else_or_is_refused(store
 
 async def test_space_that_is_kept_for_the_platform_is_not_used_by_objects(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
+    FolderObjectStore.make(tmp_path)
     with pytest.raises(NoSpace, match="kept for the platform"):
         await put(FolderObjectStore(tmp_path, keep_free=2 * free), "t/k", b"x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".weft-staging"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.learner_folder import Assignment
@@ -213,11 +214,15 @@ class KilledError(BaseException):
     """The helper dies here."""
 
 
+async def _never_waits(_: float, reason: str) -> None:
+    raise AssertionError(reason)
+
+
 class DyingObjects(FolderObjects):
     """Dies before or after its n-th call."""
 
     def __init__(self, root: Path, own: str, death: tuple[int, str] | None) -> None:
-        super().__init__(root, 0, deletable=own)
+        super().__init__(root, 0, _never_waits, deletable=own)
         self._death = death
         self.calls = 0
 
@@ -250,6 +255,7 @@ class SavedTwice:
         self.root = root
         self.folder = root / "learner" / "job" / "checkpoints"
         self.folder.mkdir(parents=True)
+        FolderObjectStore.make(root / "objects")
         self.assignment = assignment_of(root / "objects", attempt=1)
         self._spool = Spool(root / "spool")
         self._restored = 0

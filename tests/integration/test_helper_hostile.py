@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.runtime.learner_folder import Assignment
@@ -235,6 +236,7 @@ def save_checkpoint(objects: Path, rank: int, files: dict[str, str]) -> None:
 
 async def test_each_rank_restores_its_own_file_where_names_are_equal(tmp_path: Path) -> None:
     objects = tmp_path / "objects"
+    FolderObjectStore.make(objects)
     for rank in (0, 1):
         save_checkpoint(objects, rank, {"optimizer.pt": f"rank {rank}", f"only-{rank}": "x"})
     restored = {}
@@ -247,6 +249,7 @@ async def test_each_rank_restores_its_own_file_where_names_are_equal(tmp_path: P
 
 
 async def test_file_of_one_rank_and_folder_of_another_with_equal_names_are_restored(tmp_path: Path) -> None:
+    FolderObjectStore.make(tmp_path / "objects")
     save_checkpoint(tmp_path / "objects", 0, {"state/model": "0", "weights": "0"})
     save_checkpoint(tmp_path / "objects", 1, {"state": "1", "weights/part": "1"})
     for rank, expected in ((0, {"state/model": "0", "weights": "0"}), (1, {"state": "1", "weights/part": "1"})):

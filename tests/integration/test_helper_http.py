@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Generator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from services.core.domain.outages import is_outage
+from services.core.domain.outages import Outage, is_outage
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.http_data import fetch_http
@@ -31,6 +32,7 @@ class Site(ThreadingHTTPServer):
         self.status = 200
         self.requests: list[dict[str, str]] = []
         self.sent = 0
+        self.says_length = True
 
     def url(self, path: str = "/data.bin") -> str:
         return f"http://127.0.0.1:{self.server_port}{path}"
@@ -58,10 +60,16 @@ class _Handler(BaseHTTPRequestHandler):
         start = 0
         if self.headers.get("If-Range") == site.etag:
             start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        if start >= len(site.content):
+            self.send_response(416)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.send_response(206 if start else 200)
         if site.etag:
             self.send_header("ETag", site.etag)
-        self.send_header("Content-Length", str(len(site.content) - start))
+        if site.says_length:
+            self.send_header("Content-Length", str(len(site.content) - start))
         self.end_headers()
         body = site.content[start : site.break_after]
         site.break_after = None
@@ -190,6 +198,50 @@ def test_interrupted_download_of_a_changed_file_starts_again(site: Site, tmp_pat
     assert path.read_bytes() == site.content
 
 
+@pytest.mark.parametrize("has_older", [False, True])
+def test_download_whose_helper_died_after_the_last_byte_is_made_again(
+    site: Site,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_older: bool,  # noqa: FBT001
+) -> None:
+    fetch = Fetching(tmp_path, site.url())
+    if has_older:
+        fetch()
+        site.content, site.etag = b"new" * 1000, '"two"'
+    with monkeypatch.context() as patched:
+        patched.setattr("hashlib.file_digest", _die)
+        with pytest.raises(KeyboardInterrupt):
+            fetch()
+    path, _ = fetch()
+    assert path.read_bytes() == site.content
+
+
+def _die(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_file_that_changed_before_a_stop_is_never_a_mix_of_two_versions(site: Site, tmp_path: Path) -> None:
+    fetch = Fetching(tmp_path, site.url())
+    check = fetch.progress.report_bytes
+
+    def stop(done: int, total: int | None) -> None:
+        fetch.progress.cancel()
+        check(done, total)
+
+    fetch.progress.report_bytes = stop  # type: ignore[method-assign]
+    with pytest.raises(FetchCancelled):
+        fetch()
+    (part,) = (tmp_path / "cache").rglob("part")
+    assert part.stat().st_size > 0
+    site.content, site.etag = b"other" * 300_000, '"two"'
+    with pytest.raises(FetchCancelled):
+        fetch()
+    fetch.progress = FetchProgress()
+    path, _ = fetch()
+    assert path.read_bytes() == site.content
+
+
 def test_cached_file_is_used_while_the_server_is_unavailable(site: Site, tmp_path: Path) -> None:
     fetch = Fetching(tmp_path, site.url())
     fetch()
@@ -240,6 +292,52 @@ def test_file_larger_than_allowed_is_refused(site: Site, tmp_path: Path) -> None
     with pytest.raises(FetchFailed) as refused:
         Fetching(tmp_path, site.url())(HelperSettings(http_allow=("127.0.0.1",), http_max_bytes=1000))
     assert refused.value.reason == "DataTooLarge"
+
+
+def _keep_free(fetch: Fetching, room: int) -> None:
+    """Leaves ``room`` bytes of this disk for data."""
+    disk = os.statvfs(fetch.root)
+    fetch.assignment = replace(fetch.assignment, data_keep_free=disk.f_bavail * disk.f_frsize - room)
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_file_that_would_fill_the_machines_disk_is_an_outage_and_leaves_nothing(
+    site: Site,
+    tmp_path: Path,
+    says_length: bool,  # noqa: FBT001
+) -> None:
+    site.content = bytes(2**20) * 64
+    site.says_length = says_length
+    fetch = Fetching(tmp_path, site.url())
+    _keep_free(fetch, 4 * 2**20)
+    with pytest.raises(FetchFailed, match=r"data\.bin needs .* GiB more") as refused:
+        fetch()
+    assert refused.value.reason == Outage.NO_SPACE
+    assert list((tmp_path / "cache").rglob("part")) == []
+    fetch.assignment = replace(fetch.assignment, data_keep_free=0)
+    path, _ = fetch()
+    assert path.stat().st_size == len(site.content)
+
+
+def test_interrupted_download_for_which_the_disk_has_no_room_any_more_is_removed(site: Site, tmp_path: Path) -> None:
+    fetch = Fetching(tmp_path, site.url())
+    site.break_after = 300_000
+    check = fetch.progress.report
+
+    def stop(message: str) -> None:
+        if "trying again" in message:
+            fetch.progress.cancel()
+        check(message)
+
+    fetch.progress.report = stop  # type: ignore[method-assign]
+    with pytest.raises(FetchCancelled):
+        fetch()
+    assert len(list((tmp_path / "cache").rglob("part"))) == 1
+    fetch.progress = FetchProgress()
+    _keep_free(fetch, -(2**40))
+    with pytest.raises(FetchFailed):
+        fetch()
+    assert list((tmp_path / "cache").rglob("part")) == []
 
 
 def test_stop_ends_a_download(site: Site, tmp_path: Path) -> None:

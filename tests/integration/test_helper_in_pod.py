@@ -25,7 +25,7 @@ ATTEMPT = f"tenants/{TENANT}/jobs/pod/attempts/1"
 async def intake(tmp_path: Path) -> AsyncGenerator[Intake]:
     """Moves objects itself, as a platform does whose store is a folder."""
     server = Intake(free_address())
-    server.objects = FolderObjectStore(tmp_path / "objects")
+    server.objects = FolderObjectStore.make(tmp_path / "objects")
     await server.start()
     yield server
     await server.stop()

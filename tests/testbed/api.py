@@ -21,6 +21,7 @@ from services.api.rest.server import rest_server
 from services.api.services import ApiServices
 from services.api.settings import ApiSettings
 from services.api.wiring import open_services
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.folder.secrets import FolderSecretStore
 from services.core.domain.job import Job
 from services.core.ports.job_store import JobStore
@@ -95,6 +96,7 @@ async def running_api(
     grpc = f"127.0.0.1:{free_port()}"
     options: dict[str, Any] = {"home": home, "hints": "drop", "follow_poll_s": 0.02, **settings}
     loaded = ApiSettings(**options)
+    FolderObjectStore.make(home / "objects")
     if before is not None:
         await before()
     stopping, registry = asyncio.Event(), CollectorRegistry()

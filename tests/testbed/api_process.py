@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx2
 
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.folder.secrets import FolderSecretStore
 from tests.testbed.server import free_address, free_port
 from tests.waiting import until
@@ -50,6 +51,7 @@ class ApiProcess:
     def spawn(self) -> None:
         """Starts the process; ``ready`` waits for it."""
         (self.home / "run").mkdir(parents=True, exist_ok=True)
+        FolderObjectStore.make(self.home / "objects")
         (self.home / "run" / "addresses.json").write_text(json.dumps(self._addresses))
         environment = {**os.environ, **self._environment, "WEFT_HOME": str(self.home)}
         with self.log.open("ab") as log:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.checkpoint import INDEX, SnapshotRecord, dump_index, parse_index, parse_manifest
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.tokens import LearnerIdentity
@@ -54,7 +55,8 @@ class Learner:
         self.helper: subprocess.Popen[bytes] | None = None
         self._environment = environment or {}
         (root / "run").mkdir()
-        (root / "objects").mkdir(mode=0o700)
+        if bucket is None:
+            FolderObjectStore.make(root / "objects")
         self.store, self._objects_here = bucket or root / "objects", bucket is None
         self.metrics_at(metrics)
 

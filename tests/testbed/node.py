@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.bootstrap.wiring import identity
 from services.core.domain.ids import RANDOM_BITS, make_id
@@ -80,6 +81,7 @@ class NodeProcess:
             (root / "s").mkdir(mode=0o700)
             self.addresses = {name: f"unix:{root}/s/{name}" for name in names}
         (self.home.root / "run").mkdir(parents=True)
+        FolderObjectStore.make(self.home / "objects")
         self.home.addresses_file.write_text(json.dumps(self.addresses))
         self.process: subprocess.Popen[bytes] | None = None
 

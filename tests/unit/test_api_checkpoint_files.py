@@ -40,7 +40,7 @@ class Stored:
     """Files of a job in a store."""
 
     def __init__(self, folder: Path) -> None:
-        self.objects = FolderObjectStore(folder)
+        self.objects = FolderObjectStore.make(folder)
         self.artifacts = Artifacts(self.objects, Instrumentation(CollectorRegistry()))
 
     async def put(self, key: str, content: bytes) -> None:

@@ -38,7 +38,7 @@ class Reads(FolderObjectStore):
 
 @pytest.fixture
 def objects(tmp_path: Path) -> Reads:
-    return Reads(tmp_path)
+    return Reads.make(tmp_path)
 
 
 @pytest.fixture

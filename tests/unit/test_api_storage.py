@@ -26,7 +26,7 @@ class LateClock(SystemClock):
 
 @pytest.fixture
 async def objects(tmp_path: Path) -> FolderObjectStore:
-    store = FolderObjectStore(tmp_path)
+    store = FolderObjectStore.make(tmp_path)
     for key, size in {
         "tenants/acme/code/aa": 5,
         "tenants/acme/jobs/j1/attempts/1/results/worker-0/model": 7,

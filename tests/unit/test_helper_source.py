@@ -129,6 +129,22 @@ def test_truncated_file_starts_a_new_generation(tail: Tail) -> None:
     assert tail.memory.final == {0}
 
 
+@pytest.mark.parametrize("how", ["truncated", "replaced", "truncated while no helper runs"])
+def test_learner_that_truncates_its_output_in_a_loop_leaves_one_file_of_times(tail: Tail, how: str) -> None:
+    file = tail.root / "job" / "out"
+    for number in range(20):
+        if how == "replaced":
+            file.unlink(missing_ok=True)
+        file.write_text("long\n" if number % 2 else "longer\n")
+        if how == "truncated while no helper runs":
+            tail.source.close()
+            tail.begin()
+        tail.ship_all()
+        tail.ship_all()
+    assert len(list((tail.root / "spool").glob("*.times"))) == 1
+    assert len(tail.memory.committed) > 5
+
+
 def test_replaced_file_is_read_to_its_end_first(tail: Tail) -> None:
     file = tail.root / "job" / "out"
     file.write_text("old\n")

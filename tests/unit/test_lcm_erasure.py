@@ -80,7 +80,7 @@ class World:
     unreadable: bool = False
 
     def __post_init__(self) -> None:
-        self.objects = FolderObjectStore(self.root / "objects")
+        self.objects = FolderObjectStore.make(self.root / "objects")
 
     def eraser(self, wire: Tripwire | None = None, *, deleted_keep_s: float) -> Eraser:
         wire = wire or Tripwire()

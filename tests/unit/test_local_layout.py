@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from services.core.domain.errors import WeftError
+from services.core.adapters.folder.objects import STAGING, FolderObjectStore
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.home import Home
-from services.local.layout import FOR_USERS, INNER, inner_addresses, listen_for_users
+from services.local.layout import FOR_USERS, INNER, inner_addresses, listen_for_users, prepare
 
 
 def record(home: Home, addresses: dict[str, str]) -> None:
@@ -83,3 +84,30 @@ def test_a_requested_port_that_is_taken_is_refused_with_what_to_do(tmp_path: Pat
         port = taken.getsockname()[1]
         with pytest.raises(WeftError, match=rf"port {port} is taken; give another with `weft up --port N`"):
             listen(Home(tmp_path), port=port)
+
+
+async def test_weft_up_makes_the_object_store_of_a_new_home_and_no_other_where_it_is_not_mounted(
+    tmp_path: Path,
+) -> None:
+    home = Home(tmp_path / "home")
+    prepare(home)
+    objects = home / "objects"
+    await FolderObjectStore(objects).ping()
+    objects.rename(tmp_path / "volume")
+    prepare(home)  # after a reboot
+    assert list(objects.iterdir()) == []
+    with pytest.raises(Unavailable, match="mount its volume"):
+        await FolderObjectStore(objects).ping()
+    objects.rmdir()
+    (tmp_path / "volume").rename(objects)
+    prepare(home)
+    await FolderObjectStore(objects).ping()
+
+
+async def test_an_object_store_with_objects_and_no_mark_is_used_after_an_upgrade(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    prepare(home)
+    (home / "objects" / STAGING).rmdir()
+    (home / "objects" / "tenants").mkdir()
+    prepare(home)
+    await FolderObjectStore(home / "objects").ping()

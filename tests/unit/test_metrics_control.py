@@ -148,7 +148,7 @@ async def joined(stream: AsyncIterator[bytes]) -> bytes:
 async def objects(platform: Platform, tmp_path: Path) -> ObjectCalls:
     await platform.announce(1)
     await until(lambda: platform.attempts.cached(JOB))
-    return ObjectCalls(Signing(platform.attempts, None), FolderObjectStore(tmp_path / "objects"))
+    return ObjectCalls(Signing(platform.attempts, None), FolderObjectStore.make(tmp_path / "objects"))
 
 
 async def test_objects_of_a_learner_in_a_pod_go_through_the_metrics_service(objects: ObjectCalls) -> None:

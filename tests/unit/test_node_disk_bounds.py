@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from services.node import capacity
 from services.node.disk import DiskUse
 from services.node.disk_bounds import Share, to_end
 from services.node.disk_reserve import Line
+from services.node.settings import NodeSettings
 
 MIB = 2**20
 
@@ -83,3 +87,12 @@ def test_reserve_counts_again_from_the_start_once_there_is_room() -> None:
 
 def test_nothing_is_crossed_without_a_reserve() -> None:
     assert not of_bytes(0).is_crossed(0)
+
+
+@pytest.mark.parametrize("reserve", [None, 10 * 2**20])
+def test_fetched_data_leaves_more_than_the_reserve_at_which_learners_are_ended(
+    tmp_path: Path, reserve: int | None
+) -> None:
+    (tmp_path / "node").mkdir()
+    settings = NodeSettings(home=tmp_path, node_disk_reserve=reserve)
+    assert capacity.data_keep_free(settings) > capacity.disk_reserve(settings, tmp_path / "node") > 0

@@ -12,7 +12,7 @@ tls/                   with WEFT_TRANSPORT=tls: the installation's authority, ce
 secrets/               0600 files: keys of services (docs/adr/0015-identities.md), master key, admin key
 restoring.json         a restore has begun and not ended
 jobs.sqlite            JobStore; records.sqlite: RecordStore
-objects/               ObjectStore
+objects/               ObjectStore; without .weft-staging in it, its volume is not mounted
 uploads/               the api's: code that is being uploaded; emptied at each start
 metrics/               MetricStore, one folder per job
 node/                  the node agent's: one folder per learner

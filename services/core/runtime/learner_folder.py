@@ -112,6 +112,8 @@ class Assignment:
     cache: str
     objects_keep_free: int = 0
     """Bytes that stay free on the disk of the object store's folder when outputs are stored."""
+    data_keep_free: int = 0
+    """Bytes that stay free on the disks of ``cache`` and of the learner when its data is fetched."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property

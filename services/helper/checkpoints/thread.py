@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Final
 
 from services.core.domain.checkpoint import StoredCheckpoint
@@ -105,8 +106,12 @@ class _Schedule:
         self.extend_next_s = now_s + self.extend_pause_s
 
     def record_failure(self, now_s: float) -> None:
-        self.next_s = now_s + min(_RETRY_MOST_S, _RETRY_FIRST_S * 2 ** min(self.failures, 10))
+        self.next_s = now_s + _retry_s(self.failures)
         self.failures += 1
+
+
+def _retry_s(failures: int) -> float:
+    return min(_RETRY_MOST_S, _RETRY_FIRST_S * 2.0 ** min(failures, 10))
 
 
 class _Background:
@@ -164,6 +169,18 @@ class _Background:
             await following
 
     async def _follow(self) -> None:
+        """Begins again after a failure: a training may last for weeks, and the folder of a server answers again."""
+        for failures in count():
+            try:
+                await self._follow_run()
+            except StaleFence as error:
+                log_event("checkpoint.superseded", why=error.message)
+                return
+            except _FAILURES as error:
+                log_event("checkpoint.failed", why=str(error), failures=failures)
+            await asyncio.sleep(_retry_s(failures))
+
+    async def _follow_run(self) -> None:
         started_ms = self._folder.started(RUN)
         while started_ms is None:
             await asyncio.sleep(_POLL_S)
@@ -176,8 +193,6 @@ class _Background:
             )
             detector = Detector(started_ms=started_ms, quiet_s=self._settings.checkpoint_quiet_s)
             await self._poll(store, detector, is_gang=learners > 1)
-        except StaleFence as error:
-            log_event("checkpoint.superseded", why=error.message)
         finally:
             await objects.close(resumed=True)
 

@@ -81,7 +81,7 @@ def link_checkpoints(assignment: Assignment, model_dir: Path) -> None:
 
 
 def _is_store_away(assignment: Assignment) -> bool:
-    """Whether the store is a folder that is not there. An open store has a folder for staging."""
+    """Whether the store is a folder that is not there. A store has a folder for staging."""
     from services.core.adapters.folder.objects import STAGING  # noqa: PLC0415 - only after a failure
 
     return bool(assignment.objects) and not Path(assignment.objects, STAGING).is_dir()

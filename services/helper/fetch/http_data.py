@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
+from services.core.domain.errors import NoSpace
 from services.core.domain.outages import Outage
 from services.core.domain.plan import Input
 from services.core.runtime.durable_files import FULL, read_json, write_json
@@ -26,6 +27,7 @@ from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.addresses import DENIED, CheckedUrl, check_url
 from services.helper.fetch.lock import hold_lock
 from services.helper.fetch.progress import FetchFailed, FetchProgress
+from services.helper.fetch.space import check_space
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
 
@@ -41,6 +43,10 @@ _MOVED: Final = frozenset({301, 302, 303, 307, 308})
 
 class _TemporaryFailure(Exception):
     """The server or the connection failed; another try may succeed."""
+
+
+class _PartRefused(Exception):
+    """The server has nothing behind ``part``: it is the whole file, whose helper ended before the last step."""
 
 
 def fetch_http(
@@ -68,11 +74,11 @@ def fetch_http(
         os.utime(place / "lock")  # used now: the cache removes what was not used for longest
         body, digest = versions.file(entry), versions.digest(entry)
         if digest is None or not body.exists():
-            _refresh(url, name, place, settings, progress)
+            _refresh(url, name, place, settings, progress, keep_free=assignment.data_keep_free)
             digest = str(_read(place / "body.json")["sha256"])
             body = _keep(place / "body", body)
         target.mkdir(mode=0o755)
-        _give(body, target / name, shared=assignment.owner is not None)
+        _give(body, target / name, shared=assignment.owner is not None, keep_free=assignment.data_keep_free)
     return digest
 
 
@@ -82,14 +88,20 @@ def _url(entry: Input) -> str:
     return entry.location.rstrip("/") + "/" + quote(entry.path.lstrip("/"), safe="/%?=&+~")
 
 
-def _refresh(url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress) -> None:
-    """Brings the cache up to date. An unavailable server leaves a cached file in use."""
+def _refresh(
+    url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress, *, keep_free: int
+) -> None:
+    """Brings the cache up to date. An unavailable server leaves a cached file in use. A full disk keeps no part."""
     for attempt in range(1, _TRIES + 1):
         try:
-            _download(url, name, place, settings, progress)
+            _download(url, name, place, settings, progress, keep_free=keep_free)
             return
+        except (FetchFailed, NoSpace):  # nothing will be resumed
+            (place / "part").unlink(missing_ok=True)
+            raise
         except (_TemporaryFailure, OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in FULL:
+                (place / "part").unlink(missing_ok=True)
                 raise
             if (place / "body.json").exists():
                 return
@@ -103,7 +115,20 @@ def _refresh(url: str, name: str, place: Path, settings: HelperSettings, progres
             progress.wait(min(10.0, 0.5 * 2**attempt))
 
 
-def _download(url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress) -> None:
+def _download(
+    url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress, *, keep_free: int
+) -> None:
+    try:
+        _continue(url, name, place, settings, progress, keep_free=keep_free)
+    except _PartRefused:
+        (place / "part").unlink()
+        _continue(url, name, place, settings, progress, keep_free=keep_free)
+
+
+def _continue(
+    url: str, name: str, place: Path, settings: HelperSettings, progress: FetchProgress, *, keep_free: int
+) -> None:
+    """Downloads what is missing: the rest of ``part``, or everything. Raises _PartRefused."""
     cached, part = _read(place / "body.json"), _read(place / "part.json")
     headers: dict[str, str] = {}
     resumed = (place / "part").stat().st_size if part and (place / "part").exists() else 0
@@ -114,6 +139,8 @@ def _download(url: str, name: str, place: Path, settings: HelperSettings, progre
     with _get(url, settings, headers) as response:
         if response.status == 304 and cached:
             return
+        if response.status == 416 and resumed:
+            raise _PartRefused
         _check_status(response, url)
         if response.status != 206:
             resumed = 0
@@ -122,9 +149,13 @@ def _download(url: str, name: str, place: Path, settings: HelperSettings, progre
         if (total or 0) > settings.http_max_bytes:
             raise FetchFailed("DataTooLarge", f"{url} is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
         etag = response.headers.get("ETag", "")
+        if not resumed:  # before part.json has another version's ETag
+            (place / "part").unlink(missing_ok=True)
+        check_space(place, keep_free, (total or 0) - resumed, name)
         write_json(place / "part.json", {"etag": "" if etag.startswith("W/") else etag}, durable=False)
         progress.report(f"downloading {name}")
         for received in _receive(response, place / "part", resumed, settings.http_max_bytes):
+            check_space(place, keep_free, max(_CHUNK, (total or 0) - received), name)
             progress.report_bytes(received, total)
         if total is not None and (place / "part").stat().st_size < total:
             raise _TemporaryFailure(f"the connection broke before its {total} bytes had come")
@@ -176,8 +207,6 @@ def _check_status(response: http.client.HTTPResponse, url: str) -> None:
         raise FetchFailed(
             DENIED, f"{url} answers {response.status}: it is not public, and secrets are not available yet"
         )
-    if response.status == 416:
-        raise _TemporaryFailure("the file has changed")
     if response.status in {408, 425, 429} or response.status >= 500:
         raise _TemporaryFailure(f"the server answers {response.status}")
     raise FetchFailed(NOT_FOUND, f"{url} answers {response.status} {response.reason}; check the address")
@@ -197,12 +226,13 @@ def _keep(body: Path, kept: Path) -> Path:
     return kept
 
 
-def _give(body: Path, target: Path, *, shared: bool) -> None:
+def _give(body: Path, target: Path, *, shared: bool, keep_free: int) -> None:
     """``shared``: the learner is another user, who can read but not change the file: a hard link. Else a copy."""
     if shared:
         with contextlib.suppress(OSError):
             os.link(body, target)
             return
+    check_space(target.parent, keep_free, body.stat().st_size, target.name)
     shutil.copyfile(body, target)
 
 

@@ -23,6 +23,7 @@ from services.core.runtime.learner_folder import Assignment
 from services.core.runtime.pod_layout import VOLUMES
 from services.helper.fetch.faults import AWAY
 from services.helper.fetch.progress import FetchFailed, FetchProgress
+from services.helper.fetch.space import check_space
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
 
@@ -62,7 +63,9 @@ def fetch_local(
         target.symlink_to(real)
     else:
         progress.report(f"copying {source}")
-        _copy(real, target, progress, total=_total(files) if len(files) < _DIGEST_FILES else None)
+        total = _total(files) if len(files) < _DIGEST_FILES else None
+        check_space(target.parent, assignment.data_keep_free, total or 0, str(source))
+        _copy(real, target, progress, total=total, keep_free=assignment.data_keep_free)
     return _digest(real, files)
 
 
@@ -134,10 +137,10 @@ def _total(files: list[Path]) -> int:
     return total
 
 
-def _copy(source: Path, target: Path, progress: FetchProgress, *, total: int | None) -> None:
+def _copy(source: Path, target: Path, progress: FetchProgress, *, total: int | None, keep_free: int) -> None:
     """Copies files and folders, readable for all. Links inside are left out: they could lead anywhere.
 
-    ``total``: their bytes, if known.
+    ``total``: their bytes, if known. Raises FetchFailed where less than ``keep_free`` bytes would stay free.
     """
     if source.is_file():
         _copy_file(source, target)
@@ -151,6 +154,7 @@ def _copy(source: Path, target: Path, progress: FetchProgress, *, total: int | N
         for name in names:
             path = Path(folder, name)
             if path.is_file() and not path.is_symlink():
+                check_space(copied, keep_free, path.stat().st_size, str(path))
                 _copy_file(path, copied / name)
                 done += (copied / name).stat().st_size
                 progress.report_bytes(done, total)

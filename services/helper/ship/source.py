@@ -74,7 +74,7 @@ class TailedSource:
         self._clock = clock
         self._on_report = on_report
         self._state = spool.source(file.key) or SourceState()
-        self._times = TimeIndex(spool.times_file(f"{file.key}.{self._state.generation}"))
+        self._times = self._open_times()
         self._fd: int | None = None
         self._size = 0
         self._position = 0
@@ -271,9 +271,12 @@ class TailedSource:
         self._finished = False
         self._ended = self._exited
         self._nothing_at = -1
+        self._times.remove()  # each generation has its own times, and a learner may begin any number of them
         self._save_state(SourceState(generation=generation))
-        self._times.close()
-        self._times = TimeIndex(self._spool.times_file(f"{self.file.key}.{generation}"))
+        self._times = self._open_times()
+
+    def _open_times(self) -> TimeIndex:
+        return TimeIndex(self._spool.times_file(f"{self.file.key}.{self._state.generation}"))
 
     def _save_state(self, state: SourceState) -> None:
         self._state = state

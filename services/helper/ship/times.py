@@ -24,6 +24,7 @@ class TimeIndex:
     """Reads an existing file; a torn last record is ignored."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         whole = os.fstat(self._fd).st_size // _RECORD * _RECORD
         records = array("Q")
@@ -52,6 +53,11 @@ class TimeIndex:
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def remove(self) -> None:
+        """Closes and removes the file."""
+        self.close()
+        self._path.unlink(missing_ok=True)
 
     def _write(self, size: int, time_ms: int) -> None:
         with contextlib.suppress(OSError):  # a full disk: this process still has the time in memory

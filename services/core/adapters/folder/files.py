@@ -15,9 +15,10 @@ import stat
 from collections.abc import Generator, Sequence
 from typing import Final
 
-from services.core.domain.errors import NoSpace, Unavailable, WeftError
+from services.core.domain.errors import InvalidRequest, NoSpace, Unavailable, WeftError
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NAME_REFUSED: Final = frozenset({errno.EILSEQ, errno.ENAMETOOLONG})
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -26,6 +27,8 @@ def translated(error: OSError, what: str) -> WeftError:
     """The WeftError for an OSError. ``what`` names what was read or written."""
     if error.errno in FULL:
         return NoSpace(f"no space left for {what}; make room and try again")
+    if error.errno in _NAME_REFUSED:
+        return InvalidRequest(f"the file system of the object store refuses the name {what}")
     return Unavailable(f"{what} cannot be read or written now: {error.strerror}")
 
 

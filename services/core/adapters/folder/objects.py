@@ -5,7 +5,10 @@ It does not use obstore's LocalStore, which renames without fsync, cannot refuse
 the port's promises by itself. obstore is used for remote stores.
 
 Unfinished objects are in ``.weft-staging`` at the root, which no key may contain: a list never includes them, and those
-of dead writers are swept when the store is opened. A link is not an object: it is neither listed nor followed.
+of dead writers are swept at the first write. A link is not an object: it is neither listed nor followed.
+
+``.weft-staging`` is made once, with the store. A root without it is a mount point whose volume is away: every call
+raises Unavailable, for an empty store would look as if all objects had been deleted.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Generator, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, Self, TypeVar
 
 from services.core.adapters.folder import files
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
@@ -39,11 +42,12 @@ _BATCH: Final = 1000
 """Entries of a folder that are removed before it is read again."""
 _UNNAMED: Final = re.compile(rf"{CONTROL.pattern}|[\ud800-\udfff]")
 """File names that no key has: with control characters, or not UTF-8. They are not listed."""
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FolderObjectStore:
-    """See ``services.core.ports.object_store.ObjectStore``. Creates the folder if it is missing.
+    """See ``services.core.ports.object_store.ObjectStore``. Touches no file before its first call.
 
     ``keep_free``: bytes of the file system that it does not use; beyond them a put raises NoSpace.
     """
@@ -51,10 +55,19 @@ class FolderObjectStore:
     def __init__(self, root: Path, *, keep_free: int = 0) -> None:
         self._root = root
         self._keep_free = keep_free
+        self._is_swept = False
+
+    @classmethod
+    def make(cls, root: Path) -> Self:
+        """A new store, or the one that is there. Only for a folder that is known to be mounted. Raises Unavailable."""
         with _errors(str(root)):
             root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self.folder((STAGING,), create=True) as staging:
-                files.sweep(staging)
+            descriptor = os.open(root, _FOLDER)
+            try:
+                with files.folder(descriptor, (STAGING,), create=True):
+                    return cls(root)
+            finally:
+                os.close(descriptor)
 
     async def put(
         self,
@@ -139,7 +152,7 @@ class FolderObjectStore:
 
     async def ping(self) -> None:
         def check() -> None:
-            with _errors(str(self._root)), self.folder((STAGING,), create=True):
+            with _errors(str(self._root)), self.staging():
                 if not os.access(self._root, os.W_OK):
                     raise Unavailable(f"{self._root} cannot be written")
 
@@ -165,16 +178,29 @@ class FolderObjectStore:
 
     @contextlib.contextmanager
     def folder(self, parts: Sequence[str], *, create: bool = False) -> Generator[int]:
-        """A descriptor of a folder below the root. See ``files.folder`` for its errors."""
-        try:
-            root = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise files.translated(error, str(self._root)) from error
-        try:
-            with files.folder(root, parts, create=create) as place:
-                yield place
-        finally:
-            os.close(root)
+        """A descriptor of a folder below the root. Raises Unavailable without a store; else as ``files.folder``."""
+        with contextlib.ExitStack() as resources:
+            try:
+                root = os.open(self._root, _FOLDER)
+                resources.callback(os.close, root)
+                os.stat(STAGING, dir_fd=root, follow_symlinks=False)
+            except FileNotFoundError:
+                raise Unavailable(
+                    f"the object store is not there: {self._root / STAGING} is missing; mount its volume"
+                    " (only for a new, empty store: make that folder)"
+                ) from None
+            except OSError as error:
+                raise files.translated(error, str(self._root)) from error
+            yield resources.enter_context(files.folder(root, parts, create=create))
+
+    @contextlib.contextmanager
+    def staging(self) -> Generator[int]:
+        """A descriptor of the folder of unfinished objects. Those of dead writers are removed at the first call."""
+        with self.folder((STAGING,)) as place:
+            if not self._is_swept:
+                files.sweep(place)
+                self._is_swept = True
+            yield place
 
     def _open(self, key: str, parts: Sequence[str]) -> FileIO:
         missing = NotFound(f"there is no object {key}")
@@ -203,7 +229,7 @@ class _Writer:
 
     def begin(self) -> None:
         with _errors(self._key):
-            self._staging = self._resources.enter_context(self._store.folder((STAGING,), create=True))
+            self._staging = self._resources.enter_context(self._store.staging())
             self._descriptor = self._resources.enter_context(files.scratch(self._staging, self._name))
 
     def write(self, data: bytes | bytearray) -> None:
