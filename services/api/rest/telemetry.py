@@ -62,11 +62,7 @@ async def get_logs(
     if not sse.wanted(request, follow=params.follow):
         return answer(await telemetry.get_logs(services, principal, job_id, params))
     resumed = sse.resumed_at(request, params.after)
-    batches: AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]
-    if params.start:
-        batches = await telemetry.follow_logs_with_start(services, principal, job_id, params, resumed=resumed)
-    else:
-        batches = await telemetry.follow_logs(services, principal, job_id, params, resumed=resumed)
+    batches = await telemetry.follow_logs(services, principal, job_id, params, resumed=resumed, start=params.start)
     return sse.streamed(request, services, _frames("line", batches))
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, overload
 
 from msgspec import UNSET, structs
 from pydantic import Field
@@ -276,29 +276,27 @@ async def get_logs(services: ApiServices, principal: Principal, job_id: str, par
     )
 
 
+@overload
 async def follow_logs(
     services: ApiServices, principal: Principal, job_id: str, params: LinesParams, *, resumed: int | None
-) -> AsyncGenerator[Sequence[JobLine] | JobEnd]:
+) -> AsyncGenerator[Sequence[JobLine] | JobEnd]: ...
+@overload
+async def follow_logs(
+    services: ApiServices, principal: Principal, job_id: str, params: LinesParams, *, resumed: int | None, start: bool
+) -> AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]: ...
+async def follow_logs(
+    services: ApiServices,
+    principal: Principal,
+    job_id: str,
+    params: LinesParams,
+    *,
+    resumed: int | None,
+    start: bool = False,
+) -> AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd] | AsyncGenerator[Sequence[JobLine] | JobEnd]:
     """Batches of lines as they are stored, then the end. ``resumed``: the last ``seq`` that the reader has; it replaces
-    ``tail``. Raises before the stream begins: NotFound, InvalidRequest.
+    ``tail``. ``start``: first an item that says where the stream begins, so that a reader that is cut off before the
+    first line can continue there. Raises before the stream begins: NotFound, InvalidRequest.
     """
-    job, query = await _followed_lines(services, principal, job_id, params, resumed=resumed)
-    return _line_batches(services.following.lines(job, query))
-
-
-async def follow_logs_with_start(
-    services: ApiServices, principal: Principal, job_id: str, params: LinesParams, *, resumed: int | None
-) -> AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]:
-    """As `follow_logs`, after an item that says where the stream begins: a reader that is cut off before the first
-    line can continue there.
-    """
-    job, query = await _followed_lines(services, principal, job_id, params, resumed=resumed)
-    return _with_start(services, job, query)
-
-
-async def _followed_lines(
-    services: ApiServices, principal: Principal, job_id: str, params: LinesParams, *, resumed: int | None
-) -> tuple[StoredJob, LineQuery]:
     job = await services.jobs.get(principal, job_id)
     if params.order == "time":
         raise wrong_parameter("order", "a stream is in the order in which lines are stored")
@@ -306,17 +304,7 @@ async def _followed_lines(
     if resumed is not None:
         query = replace(query, after_seq=resumed, tail=None)
     await _check_search(services, job_id, query)
-    return job, query
-
-
-async def _with_start(
-    services: ApiServices, job: StoredJob, query: LineQuery
-) -> AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]:
-    query = await services.following.without_tail(job, query)
-    yield LogStart(seq=query.after_seq)
-    async with aclosing(_line_batches(services.following.lines(job, query))) as batches:
-        async for batch in batches:
-            yield batch
+    return _with_start(services, job, query) if start else _line_batches(services.following.lines(job, query))
 
 
 async def get_metrics(
@@ -351,6 +339,16 @@ async def follow_events(
     """History as it is written, the job without its spec after each visible change, then the end."""
     job = await services.jobs.get(principal, job_id)
     return _events(services.following.events(job, after_seq=params.after or 0))
+
+
+async def _with_start(
+    services: ApiServices, job: StoredJob, query: LineQuery
+) -> AsyncGenerator[LogStart | Sequence[JobLine] | JobEnd]:
+    query = await services.following.without_tail(job, query)
+    yield LogStart(seq=query.after_seq)
+    async with aclosing(_line_batches(services.following.lines(job, query))) as batches:
+        async for batch in batches:
+            yield batch
 
 
 async def _line_batches(
