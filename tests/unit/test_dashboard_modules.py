@@ -17,7 +17,7 @@ def evaluate(module: str, body: str) -> Any:
     """What the body of a function returns that has the exports of the module as ``m``."""
     script = f"import * as m from {json.dumps((SOURCES / module).as_uri())};"
     script += f"console.log(JSON.stringify((() => {{ {body} }})()));"
-    command = [NODE, "--input-type=module", "--eval", script]
+    command = [str(NODE), "--input-type=module", "--eval", script]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
 
