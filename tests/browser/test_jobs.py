@@ -111,14 +111,18 @@ def test_a_job_is_watched_until_it_completes_while_its_curve_grows(open_visit: O
 
 def test_the_place_in_the_queue_changes_while_a_job_waits(open_visit: Open, submit: Submit) -> None:
     """The place stayed as it was when the page was opened: only other jobs change it."""
-    running, first, second = (submit(UNTIL_END, name="waits", resources={"cpus": 3, "memory": "64MiB"}) for _ in "123")
-    page = open_visit().open(f"/ui/jobs/{second.id}")
-    expect(page.locator(".place")).to_have_text("Place 2 in the queue")
+    wide = {"cpus": 3, "memory": "64MiB"}
+    running, first, second, third = (submit(UNTIL_END, name="waits", resources=wide) for _ in range(4))
+    page = open_visit().open(f"/ui/jobs/{third.id}")
+    place = page.locator(".place")
+    expect(place).to_have_text("Place 3 in the queue")
     first.kill()
-    expect(page.locator(".place")).to_have_text("Place 1 in the queue")
+    expect(place).to_have_text("Place 2 in the queue")
     second.kill()
+    expect(place).to_have_text("Place 1 in the queue")
+    third.kill()
     status(page, "killed")
-    expect(page.locator(".place")).to_have_count(0)
+    expect(place).to_have_count(0)
     running.kill()
 
 
