@@ -15,7 +15,7 @@ from services.core.runtime.processes import identify
 from services.node.frozen_count import FrozenCount
 from services.node.learner import Learner
 from services.node.processes import processes_below
-from tests.unit.test_node_files import learner as reserved  # noqa: F401 - the fixture
+from tests.unit.test_node_files import learner as reserved  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from tests.waiting import HANG_S
 
 PARENT = (

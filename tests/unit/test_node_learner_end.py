@@ -20,7 +20,7 @@ from services.node import shim
 from services.node.learner import Learner, read_learner
 from services.node.learner_disk import end_with_reason, is_running
 from services.node.processes import processes_below, send_to_all
-from tests.unit.test_node_files import learner as reserved  # noqa: F401 - the fixture
+from tests.unit.test_node_files import learner as reserved  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from tests.waiting import HANG_S
 
 REASON = {"why": "it wrote too much"}
