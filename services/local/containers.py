@@ -57,13 +57,16 @@ def setup(installation: Path, targets: Path, *, uid: int = _UID) -> None:
 
 def _fill(root: Path, volume: Volume, *, owner: int) -> None:
     """Writes what is missing or differs: services and stores read changed files again."""
+    made: list[Path] = []
     if volume.home and not (root / SOCKETS).exists():  # the last of the folders
         prepare(Home(root))
+        made += (root / "objects").iterdir()  # only now: later a service could have made it a link
     for folder in sorted({str(parent) for name in volume.files for parent in Path(name).parents} | {*volume.folders}):
         if (root / folder).is_symlink():  # into another volume: its service could have made it
             raise WeftError(f"{root / folder} is a link; remove it")
         (root / folder).mkdir(mode=0o700, exist_ok=True)
-    for path in (root, *(root / folder for folder in volume.folders), *root.iterdir(), *root.glob(SOCKETS)):
+    made += (root, *(root / folder for folder in volume.folders), *root.iterdir(), *root.glob(SOCKETS))
+    for path in made:
         if not path.is_symlink() and path.stat().st_uid != owner:
             os.chown(path, owner, owner)
     for name, content in volume.files.items():

@@ -23,12 +23,12 @@ OVERRIDE: dict[str, Any] = yaml.safe_load((ROOT / "tests" / "compose" / "overrid
 VOLUMES = (*SERVICES, "mongodb", "etcd", "rabbitmq", "s3", "prometheus", "grafana")
 
 
-def _set_up(folder: Path) -> Path:
+def _set_up(folder: Path, *, uid: int | None = None) -> Path:
     """Returns the folder of the volumes. Repeated: the same installation starts again."""
     (folder / "installation").mkdir(parents=True, exist_ok=True)
     for name in VOLUMES:
         (folder / "volumes" / name).mkdir(parents=True, exist_ok=True)
-    setup(folder / "installation", folder / "volumes", uid=os.geteuid())
+    setup(folder / "installation", folder / "volumes", uid=os.geteuid() if uid is None else uid)
     return folder / "volumes"
 
 
@@ -57,6 +57,13 @@ def test_two_installations_share_no_key_and_no_password(tmp_path: Path) -> None:
     equal = [name for name in first if first[name] == second[name]]
     # Services that use no store with a password have an empty file of settings.
     assert [name for name in equal if first[name] and not name.endswith(tuple(without_secrets))] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
+def test_a_restore_may_write_everywhere_in_the_new_volume_of_the_api(tmp_path: Path) -> None:
+    """The folder of the objects had one of root's, and `weft restore` ended with Permission denied."""
+    volumes = _set_up(tmp_path, uid=10_001)
+    assert {path.stat().st_uid for path in (volumes / "api").rglob("*")} == {10_001}
 
 
 def test_a_service_gets_its_own_private_keys_only(volumes: Path) -> None:
