@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -60,27 +62,27 @@ WEEK = 7 * 86_400.0
 
 
 @pytest.mark.parametrize(
-    ("document", "took"),
+    ("make", "took"),
     [
-        (job("QUEUED", started=None), None),
-        (job("QUEUED", started=WEEK + 600, released=WEEK), None),  # its last attempt failed: it waits for the next
-        (job("PENDING", started=None), None),
-        (job("PROCESSING"), 600),
-        (job("STORING"), 600),
-        (job("HALTING"), 600),
-        (job("HALTED", started=WEEK + 600, since=WEEK), 600),
-        (job("HALTED", started=WEEK + 600, since=WEEK, released=WEEK - 5), 600),
-        (job("HALTED", started=WEEK + 600, released=WEEK), 600),  # it was halted while it waited for another attempt
-        (job("COMPLETED", finished=100, released=90), 500),
-        (job("FAILED", finished=100), 500),
-        (job("KILLED", finished=100, released=90), 500),
-        (job("KILLED", started=WEEK + 600, finished=0, released=WEEK), 600),  # it was halted for a week
-        (job("KILLED", started=None, finished=0), None),
+        (partial(job, "QUEUED", started=None), None),
+        (partial(job, "QUEUED", started=WEEK + 600, released=WEEK), None),  # its attempt failed
+        (partial(job, "PENDING", started=None), None),
+        (partial(job, "PROCESSING"), 600),
+        (partial(job, "STORING"), 600),
+        (partial(job, "HALTING"), 600),
+        (partial(job, "HALTED", started=WEEK + 600, since=WEEK), 600),
+        (partial(job, "HALTED", started=WEEK + 600, since=WEEK, released=WEEK - 5), 600),
+        (partial(job, "HALTED", started=WEEK + 600, released=WEEK), 600),  # while it waited for another attempt
+        (partial(job, "COMPLETED", finished=100, released=90), 500),
+        (partial(job, "FAILED", finished=100), 500),
+        (partial(job, "KILLED", finished=100, released=90), 500),
+        (partial(job, "KILLED", started=WEEK + 600, finished=0, released=WEEK), 600),  # it was halted for a week
+        (partial(job, "KILLED", started=None, finished=0), None),
     ],
 )
-def test_a_job_that_does_not_run_takes_no_more_time(document: dict[str, Any], took: float | None) -> None:
+def test_a_job_that_does_not_run_takes_no_more_time(make: Callable[[], dict[str, Any]], took: float | None) -> None:
     """A job that trained for 10 minutes and was halted a week ago had TOOK 7d00h."""
-    assert took_s(document) == (None if took is None else pytest.approx(took, abs=60))
+    assert took_s(make()) == (None if took is None else pytest.approx(took, abs=60))
 
 
 def test_sorted_by_took_the_job_that_ran_longest_is_first_and_those_that_wait_are_last() -> None:
