@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,24 +91,28 @@ def test_processes_that_share_a_large_table_of_descriptors_exceed_the_bound_and_
     assert list(processes), "it looked at all of them"
 
 
-def unnamed(folder: Path, processes: int) -> DiskUse:
-    """What this process holds, as if it were so many that share one table."""
-    use = DiskUse()
-    add_unnamed(use, [os.getpid()] * processes, os.geteuid(), folder.stat().st_dev)
-    return use
+HOLDS = """
+import os, signal, sys
+for _ in range(int(sys.argv[1])):
+    os.dup(0)
+print(flush=True)
+signal.pause()
+"""
 
 
 def test_open_files_within_the_bound_count_once_if_they_have_no_name(tmp_path: Path, few: int) -> None:
-    with (tmp_path / "file").open("wb") as file:
-        file.write(b"x" * 2**20)
-        file.flush()
-        (tmp_path / "file").unlink()
-        copies = [os.dup(file.fileno()) for _ in range(few // 10)]
-        use = unnamed(tmp_path, 2)
-        for copy in copies:
-            os.close(copy)
-    after = unnamed(tmp_path, 1)
-    assert (use.files - after.files, (use.size - after.size) >> 20, use.exceeds(**PLENTY)) == (1, 1, "")
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 2**20)
+    # A process of its own: this one may hold any number of files of other tests.
+    command = [sys.executable, "-I", "-S", "-c", HOLDS, str(few // 10)]
+    with path.open("rb") as file, subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        path.unlink()
+        use = DiskUse()
+        add_unnamed(use, [holder.pid] * 2, os.geteuid(), tmp_path.stat().st_dev)
+        holder.kill()
+    assert (use.files, use.size >> 20, use.exceeds(**PLENTY)) == (1, 1, "")
 
 
 def test_a_missing_folder_has_no_size(tmp_path: Path) -> None:
