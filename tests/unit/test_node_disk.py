@@ -105,7 +105,10 @@ def test_open_files_within_the_bound_count_once_if_they_have_no_name(tmp_path: P
     path.write_bytes(b"x" * 2**20)
     # A process of its own: this one may hold any number of files of other tests.
     command = [sys.executable, "-I", "-S", "-c", HOLDS, str(few // 10)]
-    with path.open("rb") as file, subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE) as holder:
+    with (
+        path.open("rb") as file,
+        subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as holder,
+    ):
         assert holder.stdout is not None
         holder.stdout.readline()
         path.unlink()
