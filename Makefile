@@ -117,5 +117,5 @@ docs: setup ## Generate the pages that are made from the code
 	@scripts/dashboard.sh --generate
 
 clean: ## Remove caches and build outputs (.venv stays)
-	@rm -rf build dist cli/build cli/dist services/dashboard/dist services/dashboard/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache htmlcov .coverage .coverage.*
+	@rm -rf build dist cli/build cli/dist services/dashboard/dist services/dashboard/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

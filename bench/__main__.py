@@ -21,7 +21,7 @@ BENCHMARKS = {
     "scale_history": "a million ended jobs beside a thousand: idle time, list, show, submit",
     "k8s_create": "100 jobs x 4 -> their pods exist, beside plain pods and Kubernetes Jobs (as root)",
     "k8s_gang": "400 gangs x 8 -> all bound on 500 simulated nodes, beside the same (as root)",
-    "helm_install": "the chart: install to first job trained, cold starts of services in pods (as root)",
+    "helm_install": "the chart: install to first job trained, cold starts in pods, a roll under load (as root)",
     "dashboard": "the dashboard in Chromium: first row of many jobs, a long curve, many open pages",
     "checkpoints": "what storing checkpoints in the background costs a training",
     "overhead": "a training run on the platform against the same bare processes",

@@ -85,10 +85,13 @@ def run(platform: Platform, client: Client, *, pairs: int, period_s: float, size
     arguments = f"{pairs} {period_s} {size}"
     job = client.jobs.submit(
         {
-            "name": "checkpoints", "framework": "numpy", "command": f"python -c {shlex.quote(TRAINING)} {arguments}",
-            "resources": {"cpus": 1, "memory": "1GiB"}, "checkpoint": {"keep": 1},
+            "name": "checkpoints",
+            "framework": "numpy",
+            "command": f"python -c {shlex.quote(TRAINING)} {arguments}",
+            "resources": {"cpus": 1, "memory": "1GiB"},
+            "checkpoint": {"keep": 1},
         }
-    )  # fmt: skip
+    )
     stored: set[Any] = set()
     used: list[float] = []
     ends = time.monotonic() + TIMEOUT_S

@@ -151,9 +151,15 @@ def server(programs: Path, database: Path) -> Generator[str]:
     url = f"http://127.0.0.1:{free_port()}"
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
     argv: list[str | Path] = [
-        programs / "mlflow", "server", "--backend-store-uri", f"sqlite:///{database}", "--port", url.rpartition(":")[2],
-        "--artifacts-destination", database.with_name("artifacts"),
-    ]  # fmt: skip
+        programs / "mlflow",
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{database}",
+        "--port",
+        url.rpartition(":")[2],
+        "--artifacts-destination",
+        database.with_name("artifacts"),
+    ]
     with database.with_name("server.log").open("wb") as log:
         process = subprocess.Popen(argv, env=environment, stdout=log, stderr=log)
     try:

@@ -35,10 +35,14 @@ def main() -> None:
     with ending_cleanly(), cluster(nodes=0, simulated_nodes=nodes, gpus=GPUS) as machines:
         results = asyncio.run(measure_all(machines, list(WAYS), jobs=jobs, pods=args.pods, runs=runs))
     rows = [
-        Row(f"{way}: {jobs * args.pods} pods created", [result.created_s for result in measured], "s",
-            promised="<= 2" if way.startswith("Weft") and (jobs, args.pods) == (100, 4) else "")
+        Row(
+            f"{way}: {jobs * args.pods} pods created",
+            [result.created_s for result in measured],
+            "s",
+            promised="<= 2" if way.startswith("Weft") and (jobs, args.pods) == (100, 4) else "",
+        )
         for way, measured in results.items()
-    ]  # fmt: skip
+    ]
     rows += [
         Row(f"{way}: writes per job", [result.writes_per_job for result in measured], "")
         for way, measured in results.items()

@@ -162,9 +162,13 @@ def bare(python: Path, steps: int) -> float:
     """Runs the example bare. Returns seconds. Raises RuntimeError if it fails."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-bare-") as state:
         outcome = run_bare(
-            example=EXAMPLE, learners=LEARNERS, state=Path(state), python=python, arguments=["--steps", str(steps)],
+            example=EXAMPLE,
+            learners=LEARNERS,
+            state=Path(state),
+            python=python,
+            arguments=["--steps", str(steps)],
             quiet=True,
-        )  # fmt: skip
+        )
     if any(outcome.exits):
         raise RuntimeError(f"the bare processes failed: {outcome.exits}")
     return outcome.wall_s

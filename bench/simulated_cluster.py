@@ -139,17 +139,19 @@ async def _plain(machines: Cluster, count: Count, jobs: int, pods: int) -> Resul
     """The same number of pods, without gangs and owners."""
     api = Api(machines.kubeconfig)
     began = time.monotonic()
-    creating = asyncio.gather(*(
-        api.create(_PODS, {"apiVersion": "v1", "kind": "Pod", **_pod(f"plain-{job}-{number}")})
-        for job in range(jobs)
-        for number in range(pods)
-    ))  # fmt: skip
+    creating = asyncio.gather(
+        *(
+            api.create(_PODS, {"apiVersion": "v1", "kind": "Pod", **_pod(f"plain-{job}-{number}")})
+            for job in range(jobs)
+            for number in range(pods)
+        )
+    )
     created = await count.reach(lambda: count.created, jobs * pods, creating)
     bound = await count.reach(lambda: count.bound, jobs * pods, creating)
     await creating
-    await asyncio.gather(*(
-        api.delete(f"{_PODS}/plain-{job}-{number}", grace_s=0) for job in range(jobs) for number in range(pods)
-    ))  # fmt: skip
+    await asyncio.gather(
+        *(api.delete(f"{_PODS}/plain-{job}-{number}", grace_s=0) for job in range(jobs) for number in range(pods))
+    )
     await count.reach(lambda: count.created, 0)
     await api.close()
     return Result(created - began, bound - began, pods)
@@ -171,9 +173,11 @@ async def _kubernetes_jobs(machines: Cluster, count: Count, jobs: int, pods: int
 def _pod(name: str) -> dict[str, Any]:
     size = {"cpu": "110m", "memory": "96Mi", "nvidia.com/gpu": "1"}
     container = {
-        "name": "learner", "image": "none", "resources": {"requests": size, "limits": size},
+        "name": "learner",
+        "image": "none",
+        "resources": {"requests": size, "limits": size},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-    }  # fmt: skip
+    }
     security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     spec = {"restartPolicy": "Never", "securityContext": security, "containers": [container]}
     return {"metadata": {"name": name, "labels": {_MARK: "plain"}}, "spec": spec}

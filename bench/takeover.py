@@ -38,11 +38,13 @@ def main() -> None:
                 times[part.name].append(part.measure(bench))
     rows = [
         Row(
-            f"{part.name} killed", times[part.name], unit="s",
+            f"{part.name} killed",
+            times[part.name],
+            unit="s",
             promised="" if part.crash_s is None else f"<= {part.crash_s:g}",
         )
         for part in PARTS
-    ]  # fmt: skip
+    ]
     theirs = ", ".join(f"{part.name} {part.ffdl} s" for part in PARTS if part.ffdl != "-")
     show("takeover: from kill -9 until the part works again", rows, notes=[f"FfDL's paper, as recalled: {theirs}"])
 

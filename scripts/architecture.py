@@ -106,10 +106,10 @@ def rpc_table() -> Iterator[str]:
         if "gen" in module.parts:
             continue
         text = module.read_text()
-        for name in re.findall(r"_pb2_grpc\.add_(\w+)Servicer_to_server|\badd_(\w+)Servicer_to_server", text):
-            servers["".join(name)].add(owner(module))
-        for name in re.findall(r"_pb2_grpc\.(\w+)Stub\b|(?<![\w.])([A-Z]\w+)Stub\b", text):
-            clients["".join(name)].add(owner(module))
+        for name in re.findall(r"\badd_(\w+)Servicer_to_server", text):
+            servers[name].add(owner(module))
+        for name in re.findall(r"\b([A-Z]\w+?)(?:Async)?Stub\b", text):
+            clients[name].add(owner(module))
     declared = sorted(
         name
         for proto in (ROOT / "proto").rglob("*.proto")

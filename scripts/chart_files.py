@@ -15,8 +15,11 @@ from scripts.generated import write_or_check
 ROOT: Final = Path(__file__).parents[1]
 _FOLDER: Final = ROOT / "services" / "core" / "adapters" / "kubernetes" / "manifest_files"
 SOURCES: Final = (
-    _FOLDER / "rights.yaml", _FOLDER / "policies.yaml", ROOT / "services" / "local" / "grafana.json",
-)  # fmt: skip
+    _FOLDER / "rights.yaml",
+    _FOLDER / "policies.yaml",
+    _FOLDER / "guardian_jobs.yaml",
+    ROOT / "services" / "local" / "grafana.json",
+)
 COPIES: Final = ROOT / "helm" / "weft" / "files"
 
 

@@ -1,4 +1,4 @@
-"""Write docs/command-output.md from cli/weft/_cli/answers.py: the JSON that each command prints.
+"""Write docs/command-output.md from what the modules of commands declare: the JSON that each command prints.
 
 python scripts/command_output.py          writes it
 python scripts/command_output.py --check  says whether the committed page is current
@@ -14,7 +14,7 @@ from pathlib import Path
 from scripts.generated import write_or_check
 from services.api.answers import json_schemas
 from services.api.rest.app import create_routes
-from weft._cli.answers import COMMANDS, TYPES, Fields
+from weft._cli.answers import Fields, by_command, types
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-output.md"
 HEAD = """# JSON of the commands
@@ -33,7 +33,7 @@ def linked(kind: str, api: set[str]) -> str:
 
     def link(match: re.Match[str]) -> str:
         name = match[0]
-        if name in TYPES:
+        if name in types():
             return f"[{name}](#{name.lower()})"
         return f"[{name}](api-reference.md#{name.lower()})" if name in api else name
 
@@ -54,13 +54,12 @@ def page() -> str:
     create_routes()  # defines every answer
     api = set(json_schemas("{name}"))
     lines = [HEAD, "## Commands", ""]
-    for command, answer in COMMANDS.items():
+    for command, answer in by_command().items():
         lines += [f"### weft {command}", ""]
         lines += [f"{linked(answer, api)}.", ""] if isinstance(answer, str) else rows(answer, api)
     lines += ["## Types", ""]
-    for name, fields in TYPES.items():
-        if name != "Changed":
-            lines += [f"### {name}", "", *rows(fields, api)]
+    for name, fields in types().items():
+        lines += [f"### {name}", "", *rows(fields, api)]
     return "\n".join(lines).rstrip() + "\n"
 
 

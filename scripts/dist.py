@@ -45,9 +45,16 @@ def packages(target: Path) -> None:
         for project in _PROJECTS:
             say(f"building the packages of {project}")
             run(
-                uv, "build", "--quiet", "--offline", "--no-build-isolation", "--no-sources",
-                f"--python={sys.executable}", f"--out-dir={target}", Path(folder) / project,
-            )  # fmt: skip
+                uv,
+                "build",
+                "--quiet",
+                "--offline",
+                "--no-build-isolation",
+                "--no-sources",
+                f"--python={sys.executable}",
+                f"--out-dir={target}",
+                Path(folder) / project,
+            )
     (target / ".gitignore").unlink(missing_ok=True)
 
 
@@ -139,9 +146,14 @@ def images(target: Path, on: Engine | MachinesEngine) -> None:
         file = f"weft-{image.name.removeprefix('weft/').replace(':', '-')}"
         on.docker("save", f"--output={target / file}.tar", image.name)
         listed = on.docker(
-            "run", "--rm", "--network=none", "--entrypoint=dpkg-query", image.name,
-            "--show", "--showformat=${Package} ${Version} ${Architecture}\\n",
-        )  # fmt: skip
+            "run",
+            "--rm",
+            "--network=none",
+            "--entrypoint=dpkg-query",
+            image.name,
+            "--show",
+            "--showformat=${Package} ${Version} ${Architecture}\\n",
+        )
         lock = (ROOT / image.requirements).read_text() if image.requirements else ""
         components = [*python_components(lock, image.without), *debian_components(listed)]
         (target / f"{file}.cdx.json").write_text(sbom(image.name, components))

@@ -87,17 +87,19 @@ STEPS: Final = (
     Step("demo", "`make demo`", "make demo"),
     Step("offline", "`make demo` again, without a network", "make demo", network=False),
     Step(
-        "odd-folder", "`weft up` in a folder with `services/` and `queue.py`",
+        "odd-folder",
+        "`weft up` in a folder with `services/` and `queue.py`",
         MAKE_ODD + UP_AND_DOWN.format(folder=ODD),
     ),
     Step(
-        "python-path", "`make setup` with PYTHONPATH and PYTHONHOME set",
+        "python-path",
+        "`make setup` with PYTHONPATH and PYTHONHOME set",
         f'{MAKE_ODD}PYTHONPATH="{ODD}" PYTHONHOME=/nowhere make setup',
     ),
     Step("no-home", "`make setup` and `weft up` without HOME", f"unset HOME; make setup && {HERE}"),
     Step("root-home", "`make setup` and `weft up` with HOME=/", f"export HOME=/; make setup && {HERE}"),
     Step("fixed-home", "`make setup` with a HOME that cannot be written", "HOME=/proc/self make setup"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +135,25 @@ def run_inside(root: Path, command: str, log: Path, *, network: bool, interprete
     """Runs the command as the user. Returns its exit code, 124 after the limit; its output is in ``log``."""
     kept = {name: value for name, value in os.environ.items() if name.upper().startswith(SETTINGS)}
     environment: Mapping[str, str] = {
-        **kept, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": HOME, "LANG": "C.UTF-8",
+        **kept,
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
         **({"WEFT_PYTHON": f"{interpreter}/bin/python3"} if interpreter else {}),
-    }  # fmt: skip
+    }
     separate = ["--mount", "--pid", "--fork", "--kill-child", *([] if network else ["--net"])]
     inside = ["/bin/sh", "-c", INIT, "sh", str(root), interpreter, CHECKOUT, str(USER), command]
     with log.open("wb") as output:
         try:
             return subprocess.run(
-                ["unshare", *separate, *inside], env=environment, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, check=False, timeout=within_s,
-            ).returncode  # fmt: skip
+                ["unshare", *separate, *inside],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=within_s,
+            ).returncode
         except subprocess.TimeoutExpired:
             return TOO_LONG
 

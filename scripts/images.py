@@ -168,10 +168,20 @@ def wheels(requirements: Path, without: Sequence[str]) -> Path:
         lock = folder / "requirements.txt"
         lock.write_text(entries)
         run(
-            sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary=:all:",
-            f"--python-version={_PYTHON}", "--implementation=cp", *_platforms(), f"--dest={folder}",
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--require-hashes",
+            "--only-binary=:all:",
+            f"--python-version={_PYTHON}",
+            "--implementation=cp",
+            *_platforms(),
+            f"--dest={folder}",
             f"--requirement={lock}",
-        )  # fmt: skip
+        )
         lock.unlink()
 
     digest = hashlib.sha256(entries.encode()).hexdigest()[:8]
@@ -185,10 +195,14 @@ def for_base(lock: str, without: Sequence[str] = ()) -> str:
     the last one needs is kept. An entry ends where a line is not continued.
     """
     system = {
-        "python_version": _PYTHON, "sys_platform": "linux",
-        "platform_system": "Linux", "os_name": "posix", "platform_machine": platform.machine(),
-        "platform_python_implementation": "CPython", "implementation_name": "cpython",
-    }  # fmt: skip
+        "python_version": _PYTHON,
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+    }
     bases = [{**system, "python_full_version": f"{_PYTHON}.{patch}"} for patch in (0, 99)]
     kept: list[str] = []
     for entry in re.split(r"(?m)^(?=[a-z0-9])", lock):
@@ -207,8 +221,9 @@ def _platforms() -> list[str]:
     """The options of pip that name the systems whose wheels run on the base image."""
     machine = platform.machine()
     return [f"--platform=manylinux_2_{minor}_{machine}" for minor in (36, 34, 31, 28, 27, 24, 17, 12, 5)] + [
-        f"--platform=manylinux2014_{machine}", f"--platform=manylinux1_{machine}",
-    ]  # fmt: skip
+        f"--platform=manylinux2014_{machine}",
+        f"--platform=manylinux1_{machine}",
+    ]
 
 
 def project_wheels(projects: Sequence[str], target: Path) -> None:
@@ -217,9 +232,17 @@ def project_wheels(projects: Sequence[str], target: Path) -> None:
         copy_sources(Path(folder))
         for project in projects:
             run(
-                sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index",
-                f"--wheel-dir={target}", Path(folder) / project,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "--quiet",
+                "--no-deps",
+                "--no-build-isolation",
+                "--no-index",
+                f"--wheel-dir={target}",
+                Path(folder) / project,
+            )
 
 
 def copy_sources(target: Path) -> None:
@@ -268,10 +291,13 @@ def build(image: Image, on: Engine | MachinesEngine) -> int:
         lay_out(image, context)
         say(f"building {image.name}")
         on.docker(
-            "build", "--quiet", *on.build_options,
+            "build",
+            "--quiet",
+            *on.build_options,
             *(f"--build-arg={name}={value}" for name, value in image.build_arguments.items()),
-            f"--tag={image.name}", context,
-        )  # fmt: skip
+            f"--tag={image.name}",
+            context,
+        )
     size = int(on.docker("image", "inspect", "--format={{.Size}}", image.name))
     if size > image.max_mb * 1_000_000:
         raise RuntimeError(f"{image.name} has {size / 1e6:.0f} MB; image.toml allows {image.max_mb}")
@@ -293,10 +319,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(own_images())}")
     parser.add_argument(
-        "--frameworks", nargs="+", default=(), metavar="NAME",
+        "--frameworks",
+        nargs="+",
+        default=(),
+        metavar="NAME",
         help=f'of the framework library: {", ".join(dict.fromkeys(entry.name for entry in library()))}, or "all"; '
         "jax:0.10 for a version",
-    )  # fmt: skip
+    )
     parser.add_argument("--archive", type=Path, metavar="DIR", help="also write DIR/NAME.tar")
     parser.add_argument("--docker", action="store_true", help="with the Docker engine of this machine; pulls the base")
     arguments = parser.parse_args()

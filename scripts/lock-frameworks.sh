@@ -31,8 +31,9 @@ fi
 
 cd ../../..
 .venv/bin/python - <<'PYTHON'
-from services.core.frameworks import library, mismatches
+from services.core.frameworks import library
 
-for line in mismatches(library()):
-    print(f"lock-frameworks: library.toml: {line}")
+for entry in library():
+    if entry.lock and f"\n{entry.package}=={entry.version} " not in f"\n{entry.lock_text()}":
+        print(f"lock-frameworks: library.toml: {entry.lock} has another version of {entry.package} than {entry.version}")
 PYTHON

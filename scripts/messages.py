@@ -27,9 +27,14 @@ LEFT_OUT = (
     *(f"cli/weft/_{name}.py" for name in ("client", "download", "follow", "http", "job", "jobs", "keys")),
 )
 CODES = {kind.__name__: row.code for kind, row in TABLE.items()} | {
-    "ConnectionFailed": "unavailable", "NotFinished": "not-finished", "UsageError": "usage", "ClickException": "error",
-    "BadParameter": "usage", "FieldError": "wrong field", "FetchFailed": "reasons of learners that could not start",
-}  # fmt: skip
+    "ConnectionFailed": "unavailable",
+    "NotFinished": "not-finished",
+    "UsageError": "usage",
+    "ClickException": "error",
+    "BadParameter": "usage",
+    "FieldError": "wrong field",
+    "FetchFailed": "reasons of learners that could not start",
+}
 MESSAGE_AT = {"FieldError": 1, "FetchFailed": 1}
 """Class -> position of the message among its arguments, if it is not the first."""
 HEAD = """# Messages

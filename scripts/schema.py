@@ -36,8 +36,10 @@ def schema() -> dict[str, Any]:
                 _as_text(target["properties"][field], formats[0])
     learners = {"type": "integer", "minimum": 1, "maximum": spec.MAX_LEARNERS}
     made["properties"]["learners"] = {
-        **learners, "title": "Learners", "description": "Shorthand for roles: {worker: {count: N}}.",
-    }  # fmt: skip
+        **learners,
+        "title": "Learners",
+        "description": "Shorthand for roles: {worker: {count: N}}.",
+    }
     made["required"] = [field for field in made["required"] if field != "roles"]  # one worker by default
     made["properties"]["framework"]["anyOf"].insert(0, {"type": "string", "description": "NAME or NAME:VERSION"})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
@@ -47,9 +49,11 @@ def _validators(annotation: Any) -> list[Any]:
     """Returns the functions of all BeforeValidators within an annotation."""
     if isinstance(annotation, BeforeValidator):
         return [annotation.func]
-    inside = annotation if isinstance(annotation, tuple) else (
-        *typing.get_args(annotation), *getattr(annotation, "__metadata__", ())
-    )  # fmt: skip
+    inside = (
+        annotation
+        if isinstance(annotation, tuple)
+        else (*typing.get_args(annotation), *getattr(annotation, "__metadata__", ()))
+    )
     return [validator for part in inside for validator in _validators(part)]
 
 

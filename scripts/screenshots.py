@@ -157,9 +157,13 @@ def take_all(
         for screen in screens:
             path, shown = SCREENS[screen]
             with visit(
-                browser, running.url, state=state if path else None, size=size, reduced_motion="reduce",
+                browser,
+                running.url,
+                state=state if path else None,
+                size=size,
+                reduced_motion="reduce",
                 color_scheme="dark" if dark else "light",
-            ) as opened:  # fmt: skip
+            ) as opened:
                 png = take(opened.page, running.url, path.format(**words), shown)
             with browser.new_context() as context:
                 webp = context.new_page().evaluate(AS_WEBP, base64.b64encode(png).decode())

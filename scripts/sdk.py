@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SDK = ROOT / "cli" / "weft"
-MODULES = ("_client", "_download", "_follow", "_http", "_httpx", "_job", "_jobs", "_keys")
+MODULES = ("_client", "_download", "_follow", "_http", "_httpx", "_job", "_jobs", "_keys", "_secrets")
 
 # In this order. Whole words only.
 WORDS = {
@@ -24,7 +24,7 @@ WORDS = {
     r"import asyncio\n": "",
     r"async (def|for|with) ": r"\1 ",
     r"await ": "",
-    r"\bAsync(Client|Follow|Generator|Http|Httpx|Iterator|Job|Jobs|Keys|Stream|Transport)\b": r"\1",
+    r"\bAsync(Client|Follow|Generator|Http|Httpx|Iterator|Job|Jobs|Keys|Secrets|Stream|Transport)\b": r"\1",
     r"\bAsyncBaseTransport\b": "BaseTransport",
     r"\basynccontextmanager\b": "contextmanager",
     r"\baclosing\b": "closing",

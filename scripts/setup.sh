@@ -127,7 +127,7 @@ install_debian() {
     fi
     local hint="Install them yourself, or set WEFT_PYTHON=/path/to/python3"
     step "installing Debian packages: $* ${as_root[0]:+(with sudo)}" "$hint" \
-        "${as_root[@]}" sh -c 'apt-get update -q; exec env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"' apt "$@"
+        "${as_root[@]}" sh -c 'scripts/apt-get.sh update -q; exec env DEBIAN_FRONTEND=noninteractive scripts/apt-get.sh install -qy --no-install-recommends "$@"' apt "$@"
 }
 
 if [ -n "${WEFT_PYTHON:-}" ]; then
@@ -184,14 +184,17 @@ step "installing weft-sdk and weft-platform from this checkout" "" \
     .venv/bin/uv pip install --offline --python .venv/bin/python --no-deps --no-build-isolation \
     --reinstall-package weft-sdk --reinstall-package weft-platform -e cli -e .
 # uv compiles nothing, and Python keeps nothing where PYTHONDONTWRITEBYTECODE is set, as in many containers: every
-# command would compile two hundred modules again, which doubles its time. Only what the commands load.
-step "compiling what the commands load" "" .venv/bin/python - << 'PYTHON'
-import compileall, importlib.util, pathlib
+# process would compile hundreds of modules again, which doubles the time of a command and of a service's start. All
+# modules of the commands' packages, and of the others those that services and tests import: Python keeps these itself.
+step "compiling what commands, services and tests load" "" env -u PYTHONDONTWRITEBYTECODE .venv/bin/python - << 'PYTHON'
+import compileall, importlib, importlib.util, pathlib, pkgutil
 for name in ("click", "httpx2", "httpcore2", "h11", "anyio", "idna", "truststore", "yaml", "pathspec", "weft"):
-    found = importlib.util.find_spec(name)
-    if found is not None and found.origin:
-        compileall.compile_dir(pathlib.Path(found.origin).parent, quiet=2)
-compileall.compile_dir("services", quiet=2, maxlevels=20)
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin:
+        compileall.compile_dir(pathlib.Path(spec.origin).parent, quiet=2)
+import hypothesis, hypothesis.stateful, pytest, pytest_asyncio, xdist.remote, services
+for module in pkgutil.walk_packages(services.__path__, "services."):
+    importlib.import_module(module.name)
 PYTHON
 printf '%s\n' "$packages" > .venv/.packages
 say "ready: $(.venv/bin/python --version) in .venv"

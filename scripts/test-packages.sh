@@ -49,9 +49,9 @@ install_missing() {
     # shellcheck disable=SC2064 # as it is now
     trap "$clean" EXIT
     # The list of packages is fetched only where the one at hand does not serve.
-    local install=(env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}")
+    local install=(env DEBIAN_FRONTEND=noninteractive scripts/apt-get.sh install -qy --no-install-recommends "${missing[@]}")
     "${as_root[@]}" "${install[@]}" > "$log" 2>&1 \
-        || { "${as_root[@]}" apt-get update -q && "${as_root[@]}" "${install[@]}"; } > "$log" 2>&1 \
+        || { "${as_root[@]}" scripts/apt-get.sh update -q && "${as_root[@]}" "${install[@]}"; } > "$log" 2>&1 \
         || say "that FAILED: $(tail -n 1 "$log"). Run as root: apt-get install --no-install-recommends ${missing[*]}"
 }
 

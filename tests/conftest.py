@@ -13,6 +13,10 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None, de
 hypothesis.settings.register_profile("fuzz", max_examples=2_000, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fuzz" if os.environ.get("WEFT_FUZZ") else "same")
 
+# Rewritten assertions are kept where PYTHONDONTWRITEBYTECODE is set, too: each worker would rewrite all tests again.
+# The processes that tests start still have the variable.
+sys.dont_write_bytecode = False
+
 pytest.register_assert_rewrite("tests.testbed.cluster_rules")  # tests that several files import
 pytest_plugins = [
     "tests.testbed.built",

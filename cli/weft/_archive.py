@@ -32,14 +32,43 @@ from weft._errors import InvalidArchive
 
 # Made by tools, or by running the code: never the code itself. `!name` in .weftignore takes one back.
 ALWAYS_IGNORED: Final = (
-    ".git/", ".hg/", ".svn/", "__pycache__/", "*.py[co]", ".venv/", "node_modules/", ".ipynb_checkpoints/",
-    ".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/", ".DS_Store", ".weftignore", ".weft-download",
-)  # fmt: skip
+    ".git/",
+    ".hg/",
+    ".svn/",
+    "__pycache__/",
+    "*.py[co]",
+    ".venv/",
+    "node_modules/",
+    ".ipynb_checkpoints/",
+    ".mypy_cache/",
+    ".pytest_cache/",
+    ".ruff_cache/",
+    ".tox/",
+    ".DS_Store",
+    ".weftignore",
+    ".weft-download",
+    ".*.weft-part",
+)
 # Keys and passwords: a plan names those that it leaves out. `!name` in .weftignore takes one back.
 PRIVATE: Final = (
-    ".env", ".env.*", "!.env.example", "!.env.template", "*.pem", "*.key", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519",
-    ".ssh/", ".aws/", ".netrc", ".pypirc", "kubeconfig", ".kube/", ".git-credentials",
-)  # fmt: skip
+    ".env",
+    ".env.*",
+    "!.env.example",
+    "!.env.template",
+    "*.pem",
+    "*.key",
+    "id_rsa",
+    "id_dsa",
+    "id_ecdsa",
+    "id_ed25519",
+    ".ssh/",
+    ".aws/",
+    ".netrc",
+    ".pypirc",
+    "kubeconfig",
+    ".kube/",
+    ".git-credentials",
+)
 _FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say
 _CHUNK: Final = 1 << 20
 

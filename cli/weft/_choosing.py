@@ -45,8 +45,9 @@ def inside(folder: Path, name: str) -> Path:
     return folder.joinpath(*map(_fitting, parts))
 
 
-def part_file(target: Path, version: str) -> Path:
-    """The hidden file that a download of ``target`` is written to first. ``version``: of the content."""
+def part_file(target: Path, etag: str) -> Path:
+    """The hidden file that a download of ``target`` is written to first. ``etag``: of the content."""
+    version = hashlib.sha256(etag.encode()).hexdigest()[:12]
     return target.with_name(f".{_cut(target.name, _PART_BYTES)}.{version}.weft-part")
 
 

@@ -12,6 +12,7 @@ from weft._http import Http
 from weft._jobs import Jobs
 from weft._keys import Keys
 from weft._profile import Profile, resolve
+from weft._secrets import Secrets
 from weft._users import users_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Client:
         self._http = Http(self.profile, transport=transport, on_wait=on_wait)
         self.jobs = Jobs(self._http)
         self.keys = Keys(self._http)
+        self.secrets = Secrets(self._http)
 
     @property
     def url(self) -> str:

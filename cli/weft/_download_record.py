@@ -1,6 +1,8 @@
 """What was downloaded into a folder: the next download replaces those files only, and no code archive has them.
 
-The record lies in the folder as ``.weft-download``: path -> etag, size and modification time of each file.
+The record lies in the folder as ``.weft-download``: one JSON object on each line, with path, ETag, size and
+modification time of a file. A file's line is appended before the file gets its name, so a download that is killed at
+any moment leaves no file that the next one takes for a local one.
 """
 
 from __future__ import annotations
@@ -17,45 +19,46 @@ _SHOWN: Final = 3
 
 
 class DownloadRecord:
-    """The record of one folder. Read at once; call ``write`` at the end."""
+    """The record of one folder, which is read at once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files = _read(folder / NAME)
+        self._entries = _read(folder / NAME)
 
     def has(self, target: Path, etag: str) -> bool:
         """Whether the file is there, whole, with this content, and unchanged since."""
-        entry = self._files.get(self._key(target))
-        return entry is not None and entry[0] == etag and self._unchanged(target)
+        return any(entry[0] == etag for entry in self._matching(target))
 
-    def add(self, target: Path, etag: str) -> None:
-        """Records a file that is whole."""
-        status = target.stat()
-        self._files[self._key(target)] = [etag, status.st_size, status.st_mtime_ns]
+    def place(self, part: Path, target: Path, etag: str) -> None:
+        """Gives a whole file its name. Its line is written before: killed in between, a download continues."""
+        status = part.stat()
+        path = self._path(target)
+        entry = (etag, status.st_size, status.st_mtime_ns)
+        self._entries.setdefault(path, []).append(entry)
+        line = json.dumps({"path": path, "etag": etag, "size": status.st_size, "mtime_ns": status.st_mtime_ns})
+        with (self.folder / NAME).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+        part.replace(target)
 
     def check(self, targets: Iterable[Path]) -> None:
         """Raises Conflict where a file is there that was not downloaded, or was changed since."""
-        mine = [target for target in targets if target.exists() and not self._unchanged(target)]
+        mine = [target for target in targets if target.exists() and not self._matching(target)]
         if mine:
             shown = ", ".join(map(str, mine[:_SHOWN])) + (f" and {len(mine) - _SHOWN} more" if mine[_SHOWN:] else "")
             be = "is" if len(mine) == 1 else "are"
             raise Conflict(f"{shown} {be} there already; name another folder, or give --force to replace local files")
 
-    def write(self) -> None:
-        """Stores the record, unless it is empty."""
-        if self._files:
-            (self.folder / NAME).write_text(json.dumps({"files": self._files}, indent=1), encoding="utf-8")
-
-    def _key(self, target: Path) -> str:
+    def _path(self, target: Path) -> str:
         return target.relative_to(self.folder).as_posix()
 
-    def _unchanged(self, target: Path) -> bool:
-        entry = self._files.get(self._key(target))
+    def _matching(self, target: Path) -> list[_Entry]:
+        """The entries of the file as it is. Several versions of it may have been recorded."""
         try:
             status = target.stat()
         except OSError:
-            return False
-        return entry is not None and entry[1:] == [status.st_size, status.st_mtime_ns]
+            return []
+        entries = self._entries.get(self._path(target), [])
+        return [entry for entry in entries if entry[1:] == (status.st_size, status.st_mtime_ns)]
 
 
 def downloaded(folder: Path) -> frozenset[str]:
@@ -63,9 +66,22 @@ def downloaded(folder: Path) -> frozenset[str]:
     return frozenset(_read(folder / NAME))
 
 
-def _read(path: Path) -> dict[str, list[object]]:
+_Entry = tuple[str, int, int]
+"""ETag, size in bytes, modification time in nanoseconds."""
+
+
+def _read(path: Path) -> dict[str, list[_Entry]]:
+    """Path -> entries. Lines that cannot be read are left out."""
+    entries: dict[str, list[_Entry]] = {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): list(entry) for name, entry in document["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
         return {}
+    for line in lines:
+        try:
+            document = json.loads(line)
+            entry = (str(document["etag"]), int(document["size"]), int(document["mtime_ns"]))
+            entries.setdefault(str(document["path"]), []).append(entry)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return entries

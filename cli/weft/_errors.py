@@ -177,10 +177,20 @@ BY_CODE: dict[str, type[WeftError]] = {
     kind.code: kind for kind in _tree(WeftError) if kind not in {WeftError, ConnectionFailed, NotFinished}
 }
 _BY_STATUS: dict[int, type[WeftError]] = {
-    400: InvalidRequest, 401: Unauthenticated, 403: PermissionDenied, 404: NotFound, 409: Conflict,
-    412: PreconditionFailed, 413: TooLarge, 422: InvalidRequest, 429: ResourceExhausted, 502: Unavailable,
-    503: Unavailable, 504: Unavailable, 507: NoSpace,
-}  # fmt: skip
+    400: InvalidRequest,
+    401: Unauthenticated,
+    403: PermissionDenied,
+    404: NotFound,
+    409: Conflict,
+    412: PreconditionFailed,
+    413: TooLarge,
+    422: InvalidRequest,
+    429: ResourceExhausted,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+    507: NoSpace,
+}
 
 
 def from_problem(status: int, problem: Mapping[str, Any] | None, *, retry_after: str | None = None) -> WeftError:

@@ -3,11 +3,11 @@
 
 What this module keeps true:
 
-* A request that may safely be sent twice (GET, and every POST: each has an Idempotency-Key) outlives a
-  restart of the platform: 429, 503 and broken connections are tried again with growing, jittered pauses, or when
-  Retry-After says so. How long: a couple of seconds while the platform has never answered (it is probably not there,
-  and somebody waits for that news), longer once it has.
-* A request that never left (no connection) is always safe to send again.
+* Every request outlives a restart of the platform: 429, 503 and broken connections are tried again with growing,
+  jittered pauses, or when Retry-After says so. How long: a couple of seconds while the platform has never answered (it
+  is probably not there, and somebody waits for that news), longer once it has.
+* A request that is sent again acts once: each POST has an Idempotency-Key, and a DELETE whose repetition finds nothing
+  has succeeded.
 * Every answer that is no success becomes a typed error (`weft._errors`).
 * The key goes to the configured address alone: redirects are not followed, and nothing on this machine's loopback ever
   goes through a proxy.
@@ -20,17 +20,18 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from weft._errors import WeftError
+from weft._errors import NotFound, WeftError
 from weft._profile import Profile
 from weft._transport import Transport
 from weft._wire import (
+    DELETED,
     FIRST_RETRY_FOR_S,
     RETRY_FOR_S,
     Answer,
-    NeverSent,
     json_object,
     once_only,
     pause_s,
+    perhaps_done,
     present,
     problem_of,
     worth_retrying,
@@ -78,13 +79,12 @@ class Http:
         params: Mapping[str, Any] | None = None,
         body: object = None,
         headers: Mapping[str, str] | None = None,
-        safe: bool | None = None,
     ) -> dict[str, Any]:
-        """Send and read a JSON object. ``safe``: may be sent twice; by default, GET and POST are."""
+        """Send a GET, POST, PUT or DELETE, and read a JSON object."""
         sent, query = once_only(method, headers), present(params)
         answer = self._send(
             lambda: self._transport.request(method, path, params=query, body=body, headers=sent),
-            safe=method in {"GET", "POST"} if safe is None else safe,
+            deletes=method == "DELETE",
         )
         return json_object(answer)
 
@@ -93,21 +93,31 @@ class Http:
         headers = {"Idempotency-Key": key}
         # No limit on writing: the network decides how long an upload takes. A long read: the platform stores it.
         answer = self._send(
-            lambda: self._transport.upload(path, parts=parts(), headers=headers, answer_s=_UPLOAD_ANSWER_S), safe=True
+            lambda: self._transport.upload(path, parts=parts(), headers=headers, answer_s=_UPLOAD_ANSWER_S)
         )
         return json_object(answer)
 
-    def _send(self, request: Callable[[], Answer], *, safe: bool) -> Answer:
+    def _send(self, request: Callable[[], Answer], *, deletes: bool = False) -> Answer:
         """The answer to the request, tried again as the module says; a typed error otherwise."""
+        perhaps_deleted = False
 
         def once() -> Answer:
-            answer = request()
-            self._answered = True
-            if not answer.is_success:
-                raise problem_of(answer)
+            nonlocal perhaps_deleted
+            try:
+                answer = request()
+                self._answered = True
+                if not answer.is_success:
+                    raise problem_of(answer)
+            except NotFound:
+                if not perhaps_deleted:
+                    raise
+                return DELETED
+            except WeftError as failed:
+                perhaps_deleted = perhaps_deleted or (deletes and perhaps_done(failed))
+                raise
             return answer
 
-        return self._with_retries(once, safe=safe)
+        return self._with_retries(once)
 
     @contextmanager
     def open(
@@ -130,16 +140,16 @@ class Http:
                     raise problem_of(stream.read())
             return stream
 
-        with closing(self._with_retries(once, safe=True)) as stream:
+        with closing(self._with_retries(once)) as stream:
             yield stream
 
-    def _with_retries(self, once: Callable[[], T], *, safe: bool) -> T:
+    def _with_retries(self, once: Callable[[], T]) -> T:
         began, attempt = self._clock(), 0
         while True:
             try:
                 return once()
             except WeftError as failed:
-                if not (safe and worth_retrying(failed)) and not isinstance(failed, NeverSent):
+                if not worth_retrying(failed):
                     raise
                 pause = pause_s(attempt) if failed.retry_after_s is None else failed.retry_after_s
                 retry_for_s = RETRY_FOR_S if self._answered else FIRST_RETRY_FOR_S

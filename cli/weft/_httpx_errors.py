@@ -46,6 +46,9 @@ def client_options(profile: Profile) -> dict[str, Any]:
     # a request over TLS would fail.
     trust = True if address.scheme == "https" else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return {
-        "base_url": profile.url, "headers": common_headers(profile), "timeout": timeout(ANSWER_TIMEOUT_S),
-        "trust_env": not is_loopback(address.host), "verify": trust,
-    }  # fmt: skip
+        "base_url": profile.url,
+        "headers": common_headers(profile),
+        "timeout": timeout(ANSWER_TIMEOUT_S),
+        "trust_env": not is_loopback(address.host),
+        "verify": trust,
+    }

@@ -133,9 +133,16 @@ class Job:
         """
         if not follow:
             lines = self._jobs.logs(
-                self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail,
+                self.id,
+                rank=rank,
+                role=role,
+                attempt=attempt,
+                stream=stream,
+                since=since,
+                search=search,
+                tail=tail,
                 by_time=by_time,
-            )  # fmt: skip
+            )
             yield from lines
             return
         followed = self._jobs.follow_logs(

@@ -38,4 +38,4 @@ class Keys:
 
     def revoke(self, id: str) -> None:  # noqa: A002 - the API's word
         """Ends a key: it stops working within seconds. NotFound where there is none."""
-        self._http.json("DELETE", f"{_KEYS}/{id}", safe=True)
+        self._http.json("DELETE", f"{_KEYS}/{id}")

@@ -181,9 +181,16 @@ class HistoryEvent:
     def as_json(self) -> dict[str, Any]:
         """The event as the API gives it."""
         return {
-            "seq": self.seq, "time": time_text(self.time), "actor": self.actor, "generation": self.generation,
-            "from": self.before, "to": self.to, "attempt": self.attempt, "reason": self.reason, "message": self.message,
-        }  # fmt: skip
+            "seq": self.seq,
+            "time": time_text(self.time),
+            "actor": self.actor,
+            "generation": self.generation,
+            "from": self.before,
+            "to": self.to,
+            "attempt": self.attempt,
+            "reason": self.reason,
+            "message": self.message,
+        }
 
 
 @dataclass(frozen=True, slots=True)

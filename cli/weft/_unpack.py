@@ -6,7 +6,7 @@ import shutil
 import zipfile
 from pathlib import Path
 
-from weft._choosing import inside
+from weft._choosing import inside, part_file
 from weft._download_record import DownloadRecord
 from weft._errors import InvalidArchive
 
@@ -24,11 +24,12 @@ def unpack(archive: Path, folder: Path, record: DownloadRecord, *, etag: str, fo
                 record.check(targets)
             for entry, target in zip(entries, targets, strict=True):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with zipped.open(entry) as source, target.open("wb") as out:
+                part = part_file(target, etag)
+                with zipped.open(entry) as source, part.open("wb") as out:
                     shutil.copyfileobj(source, out)
                 if entry.external_attr >> 16 & 0o100:
-                    target.chmod(target.stat().st_mode | 0o111)
-                record.add(target, etag)
+                    part.chmod(part.stat().st_mode | 0o111)
+                record.place(part, target, etag)
     except zipfile.BadZipFile as broken:
         raise InvalidArchive(f"{archive} is no zip file ({broken})") from None
     finally:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from weft._errors import ConnectionFailed, InvalidRequest, Unavailable, WeftError, from_problem
 from weft._profile import Profile, is_loopback
@@ -37,6 +37,9 @@ class Answer:
     @property
     def is_success(self) -> bool:
         return is_success(self.status)
+
+
+DELETED: Final = Answer(204, {}, b"")
 
 
 def is_success(status: int) -> bool:
@@ -93,6 +96,11 @@ def once_only(method: str, headers: Mapping[str, str] | None) -> dict[str, str]:
 
 def worth_retrying(failed: WeftError) -> bool:
     return isinstance(failed, ConnectionFailed) or failed.status in _RETRIED
+
+
+def perhaps_done(failed: WeftError) -> bool:
+    """The platform may have acted on the request, although it failed: its answer was lost, or a store's was."""
+    return worth_retrying(failed) and not isinstance(failed, NeverSent) and failed.status != 429
 
 
 def problem_of(answer: Answer) -> WeftError:

@@ -39,9 +39,18 @@ _BASED: Final = re.compile(r"0o([0-7]{1,20})|0x([0-9a-fA-F]{1,16})")
 _FLOAT: Final = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE: Final = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _WORDS: Final[dict[str, bool | None]] = {
-    "": None, "~": None, "null": None, "Null": None, "NULL": None,
-    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
-}  # fmt: skip
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "NULL": None,
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
+}
 _LONE_SURROGATE: Final = "the spec contains a lone surrogate (U+D800 to U+DFFF): write the character itself"
 _MAX_POINTER: Final = 256
 """Characters. Longer ones have no line: thousands of fields below a key of a megabyte would need gigabytes."""

@@ -9,12 +9,30 @@ from typing import Final, Literal
 from services.core.domain.errors import FieldError, InvalidRequest, NotFound, PermissionDenied
 from services.core.domain.job import Job
 
-Permission = Literal["jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read", "platform:operate"]
+Permission = Literal[
+    "jobs:read",
+    "jobs:write",
+    "keys:read",
+    "keys:write",
+    "secrets:read",
+    "secrets:write",
+    "platform:read",
+    "platform:operate",
+]
 Scope = Literal["admin", "user"]
 
+_OF_USERS: Final[tuple[Permission, ...]] = (
+    "jobs:read",
+    "jobs:write",
+    "keys:read",
+    "keys:write",
+    "secrets:read",
+    "secrets:write",
+    "platform:read",
+)
 PERMISSIONS: Final[dict[str, frozenset[Permission]]] = {
-    "admin": frozenset({"jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read", "platform:operate"}),
-    "user": frozenset({"jobs:read", "jobs:write", "keys:read", "keys:write", "platform:read"}),
+    "admin": frozenset((*_OF_USERS, "platform:operate")),
+    "user": frozenset(_OF_USERS),
 }
 ALL_TENANTS: Final = "*"
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")

@@ -35,61 +35,112 @@ class Cause:
 
 
 PACKAGES: Final[Mapping[str, str]] = {
-    "bs4": "beautifulsoup4", "Crypto": "pycryptodome", "cv2": "opencv-python-headless", "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv", "OpenSSL": "pyOpenSSL", "PIL": "pillow", "serial": "pyserial", "skimage": "scikit-image",
-    "sklearn": "scikit-learn", "umap": "umap-learn", "yaml": "pyyaml",
-}  # fmt: skip
+    "bs4": "beautifulsoup4",
+    "Crypto": "pycryptodome",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "OpenSSL": "pyOpenSSL",
+    "PIL": "pillow",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "umap": "umap-learn",
+    "yaml": "pyyaml",
+}
 """Module -> the distribution that has it, where the names differ."""
 
 CAUSES: Final[Sequence[tuple[str, str, str]]] = (
-    (r"ModuleNotFoundError: No module named '(?P<module>[\w]+)[\w.]*'",
-     "the package of module {module} is not installed",
-     "add the line `{package}` to requirements.txt in your code"),
-    (r"ImportError: cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'",
-     "the installed {module} has no {name}: it is another version than the code was written for",
-     "pin the version in requirements.txt in your code, e.g. `{module}==X.Y`"),
-    (r"(?:OutOfMemoryError|CUDA out of memory|RESOURCE_EXHAUSTED: Out of memory)",
-     "the memory of the GPU was not enough",
-     "use a smaller batch, or request a larger GPU with `resources.size`"),
-    (r"^(?:numpy\.\S+)?MemoryError|Unable to allocate \S+ \wiB", "the memory of the learner was not enough",
-     "request more with `resources.memory`, or load less at a time"),
-    (r"can't open file '(?P<path>[^']+)': \[Errno 2\]", "{file} is not in the code that was sent",
-     "check `command` and `code` in the spec; `weft train --dry-run` lists what is sent"),
-    (r"\[Errno 2\] No such file or directory: '?(?P<path>[^'\n]+)'?", "{path} does not exist in the learner",
-     "code is in the working directory, inputs are in $DATA_DIR; files of your own machine must be in one of them"),
-    (r"\[Errno 30\] Read-only file system: '?(?P<path>[^'\n]+)'?", "{path} cannot be written by a learner",
-     "write to $RESULT_DIR, $CHECKPOINT_DIR, $LOG_DIR or $TMPDIR"),
-    (r"\[Errno 13\] Permission denied: '?(?P<path>[^'\n]+)'?", "{path} cannot be used by a learner",
-     "write to $RESULT_DIR, $CHECKPOINT_DIR, $LOG_DIR or $TMPDIR"),
+    (
+        r"ModuleNotFoundError: No module named '(?P<module>[\w]+)[\w.]*'",
+        "the package of module {module} is not installed",
+        "add the line `{package}` to requirements.txt in your code",
+    ),
+    (
+        r"ImportError: cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'",
+        "the installed {module} has no {name}: it is another version than the code was written for",
+        "pin the version in requirements.txt in your code, e.g. `{module}==X.Y`",
+    ),
+    (
+        r"(?:OutOfMemoryError|CUDA out of memory|RESOURCE_EXHAUSTED: Out of memory)",
+        "the memory of the GPU was not enough",
+        "use a smaller batch, or request a larger GPU with `resources.size`",
+    ),
+    (
+        r"^(?:numpy\.\S+)?MemoryError|Unable to allocate \S+ \wiB",
+        "the memory of the learner was not enough",
+        "request more with `resources.memory`, or load less at a time",
+    ),
+    (
+        r"can't open file '(?P<path>[^']+)': \[Errno 2\]",
+        "{file} is not in the code that was sent",
+        "check `command` and `code` in the spec; `weft train --dry-run` lists what is sent",
+    ),
+    (
+        r"\[Errno 2\] No such file or directory: '?(?P<path>[^'\n]+)'?",
+        "{path} does not exist in the learner",
+        "code is in the working directory, inputs are in $DATA_DIR; files of your own machine must be in one of them",
+    ),
+    (
+        r"\[Errno 30\] Read-only file system: '?(?P<path>[^'\n]+)'?",
+        "{path} cannot be written by a learner",
+        "write to $RESULT_DIR, $CHECKPOINT_DIR, $LOG_DIR or $TMPDIR",
+    ),
+    (
+        r"\[Errno 13\] Permission denied: '?(?P<path>[^'\n]+)'?",
+        "{path} cannot be used by a learner",
+        "write to $RESULT_DIR, $CHECKPOINT_DIR, $LOG_DIR or $TMPDIR",
+    ),
     (r"(?:\[Errno 28\] )?No space left on device", "a disk was full", "write less, or ask the operator for room"),
-    (r"(?:\[Errno 98\] )?Address already in use|EADDRINUSE", "a port that the code listens on is in use",
-     "use $MASTER_PORT, or port 0 and the port that the system chooses"),
-    (r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
-     "a host name could not be found", "check the name; the learner may have no network to it"),
-    (r"ConnectionRefusedError|Connection refused", "a connection was refused: nothing listens at that address",
-     "check the address and that its server runs"),
-    (r"(?:sh|bash): (?:line )?\d+: (?P<path>[^:]+): (?:command )?not found",
-     "there is no program {path} in the learner",
-     "name a `framework` that has it, or correct `command`"),
-    (r"(?:sh|bash): (?:line )?\d+: (?P<path>[^:]+): Permission denied", "{path} is no program that may be run",
-     "run `chmod +x` on it, or name its interpreter: `sh {path}`"),
-    (r"nccl.*error|NCCL error|ncclSystemError", "NCCL failed: the learners could not connect to one another",
-     "see the log of each rank; NCCL_DEBUG=INFO in `env` shows more"),
-)  # fmt: skip
+    (
+        r"(?:\[Errno 98\] )?Address already in use|EADDRINUSE",
+        "a port that the code listens on is in use",
+        "use $MASTER_PORT, or port 0 and the port that the system chooses",
+    ),
+    (
+        r"Name or service not known|Temporary failure in name resolution|nodename nor servname",
+        "a host name could not be found",
+        "check the name; the learner may have no network to it",
+    ),
+    (
+        r"ConnectionRefusedError|Connection refused",
+        "a connection was refused: nothing listens at that address",
+        "check the address and that its server runs",
+    ),
+    (
+        r"(?:sh|bash): (?:line )?\d+: (?P<path>[^:]+): (?:command )?not found",
+        "there is no program {path} in the learner",
+        "name a `framework` that has it, or correct `command`",
+    ),
+    (
+        r"(?:sh|bash): (?:line )?\d+: (?P<path>[^:]+): Permission denied",
+        "{path} is no program that may be run",
+        "run `chmod +x` on it, or name its interpreter: `sh {path}`",
+    ),
+    (
+        r"nccl.*error|NCCL error|ncclSystemError",
+        "NCCL failed: the learners could not connect to one another",
+        "see the log of each rank; NCCL_DEBUG=INFO in `env` shows more",
+    ),
+)
 """(pattern of a line, sentence, advice), the most exact first. Named groups fill the braces."""
 
 SIGNALS: Final[Mapping[int, tuple[str, str]]] = {
-    signal.SIGSEGV: ("a native library crashed: it used memory that it does not own",
-                     "`import faulthandler; faulthandler.enable()` shows where"),
+    signal.SIGSEGV: (
+        "a native library crashed: it used memory that it does not own",
+        "`import faulthandler; faulthandler.enable()` shows where",
+    ),
     signal.SIGABRT: ("a native library ended the process (abort)", "its last lines say why"),
     signal.SIGBUS: ("it used memory that was not available, e.g. shared memory that is full", "use fewer data workers"),
     signal.SIGILL: ("a library was built for another processor", "install another build of it"),
     signal.SIGFPE: ("a native library divided by zero", ""),
-    signal.SIGKILL: ("it was killed from outside, most often because the machine had no memory left",
-                     "request more with `resources.memory`, so that the learner is placed where there is room"),
+    signal.SIGKILL: (
+        "it was killed from outside, most often because the machine had no memory left",
+        "request more with `resources.memory`, so that the learner is placed where there is room",
+    ),
     signal.SIGPIPE: ("it wrote to a program that had ended already", ""),
     signal.SIGTERM: ("something other than the platform stopped it", ""),
-}  # fmt: skip
+}
 """Signal -> what it means, and what to do."""
 
 EXIT_CODES: Final[Mapping[int, tuple[str, str]]] = {

@@ -25,6 +25,7 @@ from services.core.domain.checkpoint import (
     parse_index,
     parse_manifest,
 )
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NotFound
 from services.core.ports.object_store import ObjectMeta, ObjectStore
 
@@ -111,7 +112,7 @@ class CheckpointFiles:
             return parse_index(await self._read(index_key(key_base)))
         except NotFound:
             return None
-        except (ValueError, TypeError):  # damaged: nothing counts
+        except MALFORMED:  # damaged: nothing counts
             return Index()
 
     async def _files(self, key_base: str, record: SnapshotRecord) -> Sequence[SavedFile] | None:
@@ -148,7 +149,7 @@ class CheckpointFiles:
 def _parsed(content: bytes) -> Sequence[SavedFile]:
     try:
         return sorted(parse_manifest(content), key=lambda file: file.path)
-    except (ValueError, TypeError):  # damaged
+    except MALFORMED:  # damaged
         return []
 
 

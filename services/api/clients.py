@@ -241,11 +241,15 @@ class DispatcherClient:
             reply = await stub.ClusterUsage(control_pb2.ClusterUsageRequest(), timeout=_OPTIONAL_S)
         nodes = [
             Node(
-                name=node.name, cpus=node.cpus, memory=node.memory, gpus=round(node.gpus), gpu_type=node.gpu_type,
+                name=node.name,
+                cpus=node.cpus,
+                memory=node.memory,
+                gpus=round(node.gpus),
+                gpu_type=node.gpu_type,
                 ready=node.ready,
             )
             for node in reply.nodes
-        ]  # fmt: skip
+        ]
         used = Size(
             sum(node.used_gpus for node in reply.nodes),
             sum(node.used_cpus for node in reply.nodes),
@@ -330,9 +334,14 @@ class TelemetryClient:
         )
         reply = await self._client.read(lambda channel: _stub(channel).StepStatistics(request, timeout=_QUERY_S))
         return StepStatistics(
-            list(reply.steps), list(reply.n), list(reply.mean), list(reply.std), list(reply.low), list(reply.high),
+            list(reply.steps),
+            list(reply.n),
+            list(reply.mean),
+            list(reply.std),
+            list(reply.low),
+            list(reply.high),
             list(reply.without),
-        )  # fmt: skip
+        )
 
     async def summary(self, job_id: str) -> Summary:
         stub = _stub(await self._client.channel())
@@ -340,13 +349,16 @@ class TelemetryClient:
             reply = await stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_QUERY_S)
         latest = {stored.point.name: _point(stored) for stored in reply.latest}
         return Summary(
-            lines=reply.lines, points=reply.points, latest=latest,
+            lines=reply.lines,
+            points=reply.points,
+            latest=latest,
             progress=reply.progress if reply.progress >= 0 else None,
-            eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None, left_out=dict(reply.left_out),
+            eta_ms=reply.eta_ms if reply.eta_ms >= 0 else None,
+            left_out=dict(reply.left_out),
             fetching=[_fetching(entry) for entry in reply.fetching],
             bars=[LearnerBar(bar.learner, bar.attempt, bar.text) for bar in reply.bars],
             usage=[_aggregate(aggregate) for aggregate in reply.usage],
-        )  # fmt: skip
+        )
 
 
 def _stub(channel: grpc.aio.Channel) -> metrics_pb2_grpc.TelemetryAsyncStub:
@@ -355,27 +367,49 @@ def _stub(channel: grpc.aio.Channel) -> metrics_pb2_grpc.TelemetryAsyncStub:
 
 def _lines_request(job_id: str, query: LineQuery, limit: int) -> metrics_pb2.LinesRequest:
     return metrics_pb2.LinesRequest(
-        job_id=job_id, after_seq=query.after_seq, before_seq=query.before_seq, rank=query.rank, role=query.role,
-        attempt=query.attempt, stream=query.stream, since_ms=query.since_ms, until_ms=query.until_ms,
-        search=query.search, tail=query.tail, limit=limit, by_time=query.by_time,
-    )  # fmt: skip
+        job_id=job_id,
+        after_seq=query.after_seq,
+        before_seq=query.before_seq,
+        rank=query.rank,
+        role=query.role,
+        attempt=query.attempt,
+        stream=query.stream,
+        since_ms=query.since_ms,
+        until_ms=query.until_ms,
+        search=query.search,
+        tail=query.tail,
+        limit=limit,
+        by_time=query.by_time,
+    )
 
 
 def _points_request(job_id: str, query: PointQuery, limit: int) -> metrics_pb2.PointsRequest:
     return metrics_pb2.PointsRequest(
-        job_id=job_id, after_seq=query.after_seq, names=query.names, rank=query.rank, attempt=query.attempt,
-        max_points=query.max_points, limit=limit, from_step=query.from_step, to_step=query.to_step,
-        since_ms=query.since_ms, until_ms=query.until_ms,
-    )  # fmt: skip
+        job_id=job_id,
+        after_seq=query.after_seq,
+        names=query.names,
+        rank=query.rank,
+        attempt=query.attempt,
+        max_points=query.max_points,
+        limit=limit,
+        from_step=query.from_step,
+        to_step=query.to_step,
+        since_ms=query.since_ms,
+        until_ms=query.until_ms,
+    )
 
 
 def _fetching(entry: metrics_pb2.LearnerFetching) -> LearnerFetching:
     step = entry.step
     return LearnerFetching(
-        learner=entry.learner, attempt=entry.attempt, step=step.step, began=step.began_ms, message=step.message,
+        learner=entry.learner,
+        attempt=entry.attempt,
+        step=step.step,
+        began=step.began_ms,
+        message=step.message,
         done=step.done_bytes if step.HasField("done_bytes") else None,
         total=step.total_bytes if step.HasField("total_bytes") else None,
-    )  # fmt: skip
+    )
 
 
 def _aggregate(aggregate: metrics_pb2.Aggregate) -> Aggregate:
@@ -383,10 +417,17 @@ def _aggregate(aggregate: metrics_pb2.Aggregate) -> Aggregate:
         return getattr(aggregate, name) if aggregate.HasField(name) else None  # type: ignore[arg-type]
 
     return Aggregate(
-        name=aggregate.name, context=dict(aggregate.context), rank=aggregate.rank, count=aggregate.count,
-        last=aggregate.last, last_step=step("last_step"), low=aggregate.low, low_step=step("low_step"),
-        high=aggregate.high, high_step=step("high_step"),
-    )  # fmt: skip
+        name=aggregate.name,
+        context=dict(aggregate.context),
+        rank=aggregate.rank,
+        count=aggregate.count,
+        last=aggregate.last,
+        last_step=step("last_step"),
+        low=aggregate.low,
+        low_step=step("low_step"),
+        high=aggregate.high,
+        high_step=step("high_step"),
+    )
 
 
 def _source(source: metrics_pb2.Source) -> SourceId:

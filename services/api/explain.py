@@ -43,6 +43,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "DataStoreDenied": "use an address or a folder that the operator allows, or send small files with the code",
     "DeadlineExceeded": "raise `max_runtime`; `weft clone {id} --set max_runtime=12h` submits it again",
     "DataNotFound": "correct `url` or `path` of its data store and `path` of its inputs, and submit it again",
+    "SecretInvalid": "set the secret again (`weft secret set`), and submit the job again: `weft clone {id}`",
     "EnvironmentFailed": "correct requirements.txt (packages are installed from wheels only) and submit it again",
 }
 _AFTER_AN_ATTEMPT: Final = frozenset({PendingReason.BACK_OFF, PendingReason.RELEASING})

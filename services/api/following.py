@@ -96,6 +96,36 @@ class Following:
         first, after = await self._tail(job.id, job.tenant, query)
         return replace(query, after_seq=first[0].seq - 1 if first else after, tail=None)
 
+    async def stored_lines(self, job: Job, query: LineQuery) -> AsyncGenerator[Sequence[StoredLine]]:
+        """The lines that are stored when it begins, by pages. Waits while the metrics service is away, and until the
+        tenant may search.
+        """
+        stored = await self._count(job.id)
+        if not query.by_time:
+            query = replace(query, before_seq=min(query.before_seq or stored + 1, stored + 1))
+        sent, more = 0, True
+        while more and sent < stored:
+            try:
+                page = await self._lines(job.id, job.tenant, query, _PAGE)
+            except Unavailable:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            yield page.lines
+            sent += len(page.lines)
+            if query.by_time or page.stopped_at is not None:
+                more = page.more
+            else:  # only a page that was cut ends with its last line
+                more = bool(page.lines) and page.through == page.lines[-1].seq
+            query = replace(query, after_seq=page.through)
+
+    async def _count(self, job_id: str) -> int:
+        """Returns the number of lines that are stored. Waits while the metrics service is away."""
+        while True:
+            try:
+                return (await self._telemetry.summary(job_id)).lines
+            except Unavailable:
+                await asyncio.sleep(_RETRY_S)
+
     async def points(self, job: Job, query: PointQuery) -> AsyncGenerator[Sequence[StoredPoint] | End]:
         """Points after ``query.after_seq`` as they are stored; then the end."""
         job_id = job.id

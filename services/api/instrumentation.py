@@ -31,9 +31,12 @@ class Instrumentation:
             "weft_http_requests", "Requests answered.", ("method", "route", "status"), registry=registry
         )
         self.seconds = Histogram(
-            "weft_http_request_seconds", "Until the answer's head was sent.", ("method", "route"), buckets=_SECONDS,
+            "weft_http_request_seconds",
+            "Until the answer's head was sent.",
+            ("method", "route"),
+            buckets=_SECONDS,
             registry=registry,
-        )  # fmt: skip
+        )
         self.calls = Counter("weft_grpc_calls", "Calls ended.", ("method", "code"), registry=registry)
         self.call_seconds = Histogram(
             "weft_grpc_call_seconds", "Until the call ended.", ("method",), buckets=_SECONDS, registry=registry
@@ -43,9 +46,12 @@ class Instrumentation:
             "weft_api_connections", "Connections of clients now.", ("listener",), registry=registry
         )
         self.connections_refused = Counter(
-            "weft_api_connections_refused", "Connections that were closed for a bound: of one client, of all, or in "
-            "favour of another client (evicted).", ("listener", "why"), registry=registry,
-        )  # fmt: skip
+            "weft_api_connections_refused",
+            "Connections that were closed for a bound: of one client, of all, or in "
+            "favour of another client (evicted).",
+            ("listener", "why"),
+            registry=registry,
+        )
         self.followers = Gauge("weft_followers", "Live streams being read now.", registry=registry)
 
     @contextmanager
@@ -62,9 +68,12 @@ class Instrumentation:
         first = spec.role_resources(next(iter(spec.roles)))
         framework = spec.framework
         kind: tuple[str, ...] = (
-            framework.name if framework else "", framework.version if framework else "", f"{first.gpus:g}",
-            f"{first.cpus:g}", str(first.memory),
-        )  # fmt: skip
+            framework.name if framework else "",
+            framework.version if framework else "",
+            f"{first.gpus:g}",
+            f"{first.cpus:g}",
+            str(first.memory),
+        )
         if kind not in self._kinds and len(self._kinds) >= _MOST_KINDS:
             kind = ("other",) * len(_KIND_LABELS)
         self._kinds.add(kind)

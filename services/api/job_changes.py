@@ -115,9 +115,7 @@ class JobChanges:
             return
         self.number += 1
         self._added = True
-        change = Change(
-            self.number, position, job.id, job.tenant, job.deleted is not None, rendered.data, pack(job)
-        )  # fmt: skip
+        change = Change(self.number, position, job.id, job.tenant, job.deleted is not None, rendered.data, pack(job))
         self._log.append(change)
         self._bytes += change.size
         while len(self._log) > _KEPT or self._bytes > _KEPT_BYTES:

@@ -28,8 +28,11 @@ Metrics: TypeAlias = Mapping[str, Aggregate]
 """Of one job, by name: the first context."""
 Value: TypeAlias = str | float | None
 _ORDER: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 _METRIC: Final = "metric."
 _ENV: Final = "env."
 _STATISTICS: Final = {"last": "last", "min": "low", "max": "high"}

@@ -23,6 +23,7 @@ from services.api.access import PERMISSIONS, Principal, Scope, checked_name
 from services.api.params import wrong_field
 from services.api.stale_cache import STALE_S
 from services.core.domain import codec
+from services.core.domain.codec import MALFORMED
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import (
     Conflict,
@@ -80,9 +81,15 @@ class NewKey:
 
 class Keys:
     def __init__(
-        self, records: RecordStore, *, pepper: bytes, clock: Clock, quarantine: Quarantine, cache_s: float,
+        self,
+        records: RecordStore,
+        *,
+        pepper: bytes,
+        clock: Clock,
+        quarantine: Quarantine,
+        cache_s: float,
         most_of_user: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``most_of_user``: keys of one user that are valid or were made within the last day."""
         self._most_of_user = most_of_user
         self._creating = asyncio.Lock()
@@ -233,9 +240,7 @@ class Keys:
     async def _insert(
         self, key_id: str, secret: str, wanted: dict[str, Any], *, made_from: str = ""
     ) -> tuple[ApiKey, str]:
-        key = ApiKey(
-            id=key_id, created=self._clock.now_ms(), mac=self._mac(secret), made_from=made_from, **wanted
-        )  # fmt: skip
+        key = ApiKey(id=key_id, created=self._clock.now_ms(), mac=self._mac(secret), made_from=made_from, **wanted)
         index = {"tenant": key.tenant, "user": key.user}
         await self._records.insert(Record(kind=KIND, id=key_id, body=codec.dump(key), index=index))
         self._cache.pop(key_id, None)
@@ -272,7 +277,7 @@ class Keys:
         place = f"{KIND}/{record.id}"
         try:
             key = _parse(record)
-        except (KeyError, ValueError) as error:
+        except MALFORMED as error:
             self._quarantine.hold(RECORD, place, f"the record of key {record.id} cannot be read: {error}")
             return None
         self._quarantine.release(RECORD, place)

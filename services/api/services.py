@@ -20,6 +20,7 @@ from services.api.sessions import Sessions
 from services.api.settings import ApiSettings
 from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
+from services.api.tenant_secrets import TenantSecrets
 from services.api.uploads import Uploads
 from services.core.frameworks.images import LibraryImages
 
@@ -29,6 +30,7 @@ class ApiServices:
     settings: ApiSettings
     keys: Keys
     sessions: Sessions
+    secrets: TenantSecrets
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads

@@ -23,6 +23,7 @@ from services.api.access import Principal
 from services.api.keys import Keys
 from services.api.stale_cache import STALE_S
 from services.core.domain import codec
+from services.core.domain.codec import MALFORMED
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import NotFound, Quarantined, StaleRevision, Unauthenticated, Unavailable, WeftError
 from services.core.domain.ids import RANDOM_BITS, is_id, make_id
@@ -74,9 +75,17 @@ class SignedIn:
 
 class Sessions:
     def __init__(
-        self, records: RecordStore, keys: Keys, *, pepper: bytes, clock: Clock, quarantine: Quarantine,
-        cache_s: float, idle_ms: int, most_ms: int,
-    ) -> None:  # fmt: skip
+        self,
+        records: RecordStore,
+        keys: Keys,
+        *,
+        pepper: bytes,
+        clock: Clock,
+        quarantine: Quarantine,
+        cache_s: float,
+        idle_ms: int,
+        most_ms: int,
+    ) -> None:
         self._records, self._keys, self._clock, self._quarantine = records, keys, clock, quarantine
         self._pepper = pepper
         self._cache_s, self._idle_ms, self._most_ms = cache_s, idle_ms, most_ms
@@ -93,9 +102,14 @@ class Sessions:
         session_id = make_id("s", now_ms=now, random_bits=self._clock.random_bits(RANDOM_BITS))
         secret = f"{self._clock.random_bits(256):064x}"
         session = StoredSession(
-            id=session_id, key=principal.key_id, user=principal.user, tenant=principal.tenant, created=now, used=now,
+            id=session_id,
+            key=principal.key_id,
+            user=principal.user,
+            tenant=principal.tenant,
+            created=now,
+            used=now,
             mac=self._mac("session", secret),
-        )  # fmt: skip
+        )
         index = {"tenant": session.tenant, "user": session.user, "key": session.key}
         await self._records.insert(Record(kind=KIND, id=session_id, body=codec.dump(session), index=index))
         log.info("session.started", session=session_id, key=session.key, tenant=session.tenant, user=session.user)
@@ -261,7 +275,7 @@ class Sessions:
             session = codec.load(StoredSession, {**record.body, "id": record.id})
             if not 0 <= session.created <= session.used <= MAX_TIME_MS:
                 raise ValueError("it has a time before 1970 or after 9999")
-        except (TypeError, ValueError) as error:
+        except MALFORMED as error:
             self._quarantine.hold(RECORD, place, f"the record of session {record.id} cannot be read: {error}")
             return None
         self._quarantine.release(RECORD, place)

@@ -37,6 +37,7 @@ class ApiSettings(Settings):
         gt=0,
         description="Most API keys of one user that are valid or were made within the last day.",
     )
+    max_tenant_secrets: int = Field(default=100, gt=0, description="Most secrets of one tenant.")
     max_uploads: int = Field(
         default=128, gt=0, description="Most uploads of code at a time, of all tenants. Further ones are answered 429."
     )
@@ -104,10 +105,11 @@ class ApiSettings(Settings):
         description="Folder of the built dashboard. Default: the one that the platform's package has.",
     )
     follow_poll_s: float = Field(
-        default=0.03, gt=0,
+        default=0.03,
+        gt=0,
         description="Interval at which the api reads which jobs have changed while any job is followed, in seconds. It"
         " is one small read, however many followers there are.",
-    )  # fmt: skip
+    )
     keepalive_s: float = Field(
         default=15.0,
         gt=0,

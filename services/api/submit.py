@@ -253,9 +253,16 @@ class Submissions:
             job_id = make_id("j", now_ms=now, random_bits=self._clock.random_bits(RANDOM_BITS))
             idem = f"{tenant}/{principal.user}/{key}" if key is not None else job_id
             job = new_job(
-                job_id=job_id, tenant=tenant, user=principal.user, spec=spec, code_digest=code, idem=idem,
-                idem_digest=digest, trace=trace, now=now,
-            )  # fmt: skip
+                job_id=job_id,
+                tenant=tenant,
+                user=principal.user,
+                spec=spec,
+                code_digest=code,
+                idem=idem,
+                idem_digest=digest,
+                trace=trace,
+                now=now,
+            )
             try:
                 return await self._store.insert(job), False
             except Duplicate:

@@ -45,6 +45,13 @@ def _learner_usage(rank: int, of: Mapping[str, Aggregate]) -> LearnerUsage:
     (cpus, max_cpus), (memory, max_memory) = now_and_most(CPU), bytes_of(MEMORY)
     (gpus, max_gpus), (gpu_memory, max_gpu_memory) = now_and_most(GPU), bytes_of(GPU_MEMORY)
     return LearnerUsage(
-        rank=rank, cpus=cpus, max_cpus=max_cpus, memory=memory, max_memory=max_memory,
-        gpus=gpus, max_gpus=max_gpus, gpu_memory=gpu_memory, max_gpu_memory=max_gpu_memory,
-    )  # fmt: skip
+        rank=rank,
+        cpus=cpus,
+        max_cpus=max_cpus,
+        memory=memory,
+        max_memory=max_memory,
+        gpus=gpus,
+        max_gpus=max_gpus,
+        gpu_memory=gpu_memory,
+        max_gpu_memory=max_gpu_memory,
+    )

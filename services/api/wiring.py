@@ -28,6 +28,7 @@ from services.api.sessions import Sessions
 from services.api.settings import ApiSettings
 from services.api.storage import Storage, StorageBound
 from services.api.submit import Submissions
+from services.api.tenant_secrets import TenantSecrets
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
 from services.core.bootstrap.kubernetes import library_images
@@ -76,18 +77,30 @@ async def open_services(
         quarantine = Quarantine(clock.now_ms, registry)
         pepper = await read_pepper(secrets)
         keys = Keys(
-            records, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
+            records,
+            pepper=pepper,
+            clock=clock,
+            quarantine=quarantine,
+            cache_s=settings.key_cache_s,
             most_of_user=settings.max_user_keys,
-        )  # fmt: skip
+        )
         await ensure_admin_key(keys, installation, clock)
         sessions = Sessions(
-            records, keys, pepper=pepper, clock=clock, quarantine=quarantine, cache_s=settings.key_cache_s,
-            idle_ms=round(settings.session_s * 1000), most_ms=round(settings.session_max_s * 1000),
-        )  # fmt: skip
+            records,
+            keys,
+            pepper=pepper,
+            clock=clock,
+            quarantine=quarantine,
+            cache_s=settings.key_cache_s,
+            idle_ms=round(settings.session_s * 1000),
+            most_ms=round(settings.session_max_s * 1000),
+        )
         uploads = Uploads(
-            settings.installation / "uploads", max_bytes=settings.max_code_bytes, most=settings.max_uploads,
+            settings.installation / "uploads",
+            max_bytes=settings.max_code_bytes,
+            most=settings.max_uploads,
             most_of_tenant=settings.max_tenant_uploads,
-        )  # fmt: skip
+        )
         uploads.open()
         closing.callback(uploads.close)
         storage_bound = StorageBound(
@@ -102,9 +115,11 @@ async def open_services(
         instrumentation, telemetry = Instrumentation(registry), TelemetryClient(clients["metrics"])
         artifacts = Artifacts(objects, instrumentation)
         searches = SearchBudget(
-            clock, window_s=settings.tenant_search_s, share=settings.tenant_search_share,
+            clock,
+            window_s=settings.tenant_search_s,
+            share=settings.tenant_search_share,
             at_a_time=settings.tenant_searches,
-        )  # fmt: skip
+        )
         watcher = Watcher(store, every_s=settings.follow_poll_s, render=listed)
         platform = Platform(
             store,
@@ -118,6 +133,12 @@ async def open_services(
                 settings=settings,
                 keys=keys,
                 sessions=sessions,
+                secrets=TenantSecrets(
+                    secrets,
+                    clock=clock,
+                    most_of_tenant=settings.max_tenant_secrets,
+                    for_data=settings.tls_certificate_file is None,
+                ),
                 jobs=Jobs(
                     store,
                     idempotency_keys,

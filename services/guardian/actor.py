@@ -41,6 +41,10 @@ _RETRY_S: Final = 0.2
 _RETRY_MOST_S: Final = 5.0
 _IGNORE_EVENTS_S: Final = 1.0
 """For so long after a failure events start no reconcile: its own writes cause events, too."""
+_SMALL_GANG: Final = 100
+_PACE_S: Final = 1e-4
+"""For each learner of a larger gang: for so long after a reconcile events start no other one. A reconcile walks all
+learners, and each learner's report is an event: one for each would cost the square of their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,17 @@ class Guardian:
         self._ports, self._settings, self._view = ports, settings, view
         self._requested = asyncio.Event()
         self._cluster_changed = True
+        self._observation_due = False
+        """No event came for the time after which a job is observed again."""
+        self._is_fresh = False
+        """This reconcile has read the cluster itself. Decisions are made on such an observation only."""
         self._observed: Observation = observed_state.EMPTY
         self._contradicted: dict[str, LearnerStatus] = {}
         """The last report by learner that the cluster's record contradicted."""
         self._parsed: tuple[Mapping[str, Any], JobSpec | None] | None = None
         """The stored spec and what it was parsed to; None as the latter: it cannot be read."""
+        self._pace_s = 0.0
+        """See ``_PACE_S``; known after the first reconcile."""
         self._instrumentation = instrumentation
         self._log = structlog.get_logger().bind(job=job.id, term=self.claim.term, trace=job.trace)
         self._provisioning = Provisioning(self.claim, ports, settings, self._log)
@@ -96,7 +106,7 @@ class Guardian:
         requeue_after_s: float | None = 0.0
         failed = False
         while requeue_after_s is not None:
-            await self._wait(requeue_after_s, ignore_events_s=_IGNORE_EVENTS_S if failed else 0.0)
+            await self._wait(requeue_after_s, ignore_events_s=_IGNORE_EVENTS_S if failed else self._pace_s)
             try:
                 requeue_after_s, failed = (await self.reconcile()).requeue_after_s, False
                 backoff.reset()
@@ -115,7 +125,7 @@ class Guardian:
             async with asyncio.timeout(seconds - ignored_s):
                 await self._requested.wait()
         except TimeoutError:
-            self._cluster_changed = True
+            self._observation_due = True
         self._requested.clear()
 
     async def reconcile(self) -> Result:
@@ -135,6 +145,7 @@ class Guardian:
         self.generation = job.generation
         spec = self._spec(job)
         ranks, attempt = observed_state.ranks(spec, job.attempt), job.attempt.number
+        self._pace_s = len(ranks) * _PACE_S if len(ranks) > _SMALL_GANG else 0.0
         # Before the observation: ends are recorded, then reported.
         reported = observed_state.latest_reports(job.attempt, self._view.learners(job.id, attempt))
         await self._observe(job, reported)
@@ -151,25 +162,33 @@ class Guardian:
     async def _observe(self, job: Job, reported: Mapping[str, LearnerStatus]) -> None:
         """Observes the cluster if it may have changed. Decisions on a halt, or after a verdict, need its state now.
 
-        Reports of ends that the cluster has not recorded are counted: each once.
+        A periodic observation of a gang that was started as a whole may come from the adapter's cache. Reports of ends
+        that the cluster has not recorded are counted: each once.
         """
         attempt = job.attempt.number
-        if (
+        self._is_fresh = (
             self._cluster_changed
+            or (self._observation_due and not job.attempt.committed)
             or job.desired is Desired.HALT
             or job.verdict is not None
-            or observed_state.contradicted(attempt, reported, self._observed)
-        ):
-            self._observed = observed_state.latest_runs(job.attempt, await self._ports.cluster.observe(job.id))
-            self._cluster_changed = False
+            or bool(observed_state.contradicted(attempt, reported, self._observed))
+        )
+        if self._is_fresh or self._observation_due:
+            self._cluster_changed = self._observation_due = False  # first: it may change again meanwhile
+            observed = await self._ports.cluster.observe(job.id, cached=not self._is_fresh)
+            self._observed = observed_state.latest_runs(job.attempt, observed)
         for learner in observed_state.contradicted(attempt, reported, self._observed):
             if self._contradicted.get(learner.name) != learner:
                 self._contradicted[learner.name] = learner
                 self._instrumentation.contradicted.inc()
                 self._log.warning(
-                    "report.contradicted", attempt=attempt, learner=learner.name, phase=learner.phase,
-                    reported=learner.exit.shell_code if learner.exit else None, reason=learner.reason,
-                )  # fmt: skip
+                    "report.contradicted",
+                    attempt=attempt,
+                    learner=learner.name,
+                    phase=learner.phase,
+                    reported=learner.exit.shell_code if learner.exit else None,
+                    reason=learner.reason,
+                )
 
     async def _forget(self, job: Job) -> None:
         """After the release: frees memory and copies the history now, not at the LCM's next sweep."""
@@ -211,7 +230,12 @@ class Guardian:
             verdict = self._deadline_exceeded(job, spec, learners)
             verdict = verdict or self._restarts.late(job, spec, learners, self._observed)
         if verdict is None and not activated:
-            verdict = self._provisioning.late(job, self._observed) or await self._provisioning.provision(job, spec)
+            verdict = self._provisioning.late(job, self._observed)
+        if not self._is_fresh and (verdict or self._restarts.is_due(job, spec, learners, self._observed)):
+            self._cluster_changed = True
+            return _REQUEUE
+        if verdict is None and not activated:
+            verdict = await self._provisioning.provision(job, spec)
             if verdict is None:
                 self._observed = observed_state.latest_runs(job.attempt, await self._ports.cluster.observe(job.id))
                 activated = observed_state.all_activated(ranks, attempt, learners, self._observed)
@@ -275,9 +299,11 @@ class Guardian:
             current = record(current)
             desired_reached = verdict.to in {Status.KILLED, Status.HALTED}
             return replace(
-                current, verdict=verdict, attempt=replace(current.attempt, direction="stop"),
+                current,
+                verdict=verdict,
+                attempt=replace(current.attempt, direction="stop"),
                 observed_generation=current.generation if desired_reached else current.observed_generation,
-            )  # fmt: skip
+            )
 
         await self._update(job, change)
         self._log.info("job.verdict_written", to=verdict.to, reason=verdict.reason, learner=verdict.learner)
@@ -313,9 +339,11 @@ class Guardian:
             return
         try:
             await announce(
-                self._ports.status, job, spec.learners,
+                self._ports.status,
+                job,
+                spec.learners,
                 check_current=lambda: check_current(self._ports.jobs, job, self.claim),
-            )  # fmt: skip
+            )
         except Unavailable as error:
             self._log.info("attempt.not_announced", why=str(error))
 

@@ -12,11 +12,11 @@ import json
 from dataclasses import replace
 from typing import Final
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import StaleRevision, Unavailable
 from services.core.domain.job import Claim, Job
 from services.core.domain.status_keys import guardian_key
 from services.core.ports.status_store import Lease
-from services.guardian.learner_view import MALFORMED
 from services.guardian.ports import GuardianPorts
 
 NONCE_BITS: Final = 64

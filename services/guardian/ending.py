@@ -110,9 +110,13 @@ class Ending:
         if self._stopped == (cause, grace_ms):
             return False
         await self._ports.cluster.stop(
-            job.id, attempt=job.attempt.number, term=self._claim.term, generation=job.generation, cause=cause,
+            job.id,
+            attempt=job.attempt.number,
+            term=self._claim.term,
+            generation=job.generation,
+            cause=cause,
             grace_ms=grace_ms,
-        )  # fmt: skip
+        )
         self._stopped = (cause, grace_ms)
         return True
 

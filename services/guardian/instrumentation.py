@@ -20,9 +20,10 @@ class Instrumentation:
         self.running = Gauge("weft_guardian_running", "Guardians in this process.", registry=registry)
         self.claims = Counter("weft_guardian_claims", "Jobs claimed: new, or taken over.", ("kind",), registry=registry)
         self.crashes = Counter(
-            "weft_guardian_crashes", "Guardians that ended by a bug; each is started again.",
+            "weft_guardian_crashes",
+            "Guardians that ended by a bug; each is started again.",
             registry=registry,
-        )  # fmt: skip
+        )
         self.contradicted = Counter(
             "weft_guardian_reports_contradicted",
             "Reports of a learner's end that the cluster's record contradicts. They have no effect.",
@@ -30,18 +31,21 @@ class Instrumentation:
         )
         self.restarts = Counter(
             "weft_learner_restarts",
-            "Learners that were started again alone, by whose fault it was (job or infrastructure).", ("fault",),
+            "Learners that were started again alone, by whose fault it was (job or infrastructure).",
+            ("fault",),
             registry=registry,
-        )  # fmt: skip
+        )
         self._succeeded = Counter("trainer_trainings_success", "Jobs that completed.", registry=registry)
         self._failed = Counter("trainer_trainings_failed", "Jobs that failed.", ("reason",), registry=registry)
         self._killed = Counter(
             "lcm_trainings_killed", "Jobs killed, by the status they had.", ("progress",), registry=registry
         )
         self._undone = Counter(
-            "lcm_trainings_launch_failed", "Attempts that were rolled back before they were provisioned.", ("reason",),
+            "lcm_trainings_launch_failed",
+            "Attempts that were rolled back before they were provisioned.",
+            ("reason",),
             registry=registry,
-        )  # fmt: skip
+        )
         self._retried = Counter(
             "weft_trainings_retried", "Attempts after which the job was queued again.", ("reason",), registry=registry
         )

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status_keys import JOBS, job_prefix, parse_job_key
@@ -23,8 +23,6 @@ from services.core.ports.status_store import Change, StatusStore
 from services.core.runtime.quarantine import STATUS, Quarantine
 
 ALL_JOBS: Final = ""
-MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
-"""What parsing a value may raise that no Guardian or helper has written."""
 _SCHEMA: Final = 1
 _MOST_FILES: Final = 2**31
 _MOST_ATTEMPTS: Final = 2**31

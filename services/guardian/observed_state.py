@@ -204,7 +204,7 @@ def blocked(attempt: int, observed: Observation) -> LearnerProcess | None:
 
 def not_stored(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> list[str]:
     """Names of learners that have run and whose helpers still have to store results. One that never ran has none."""
-    return [process.name for process in _with_results(attempt, learners, observed) if process.reachable]
+    return [process.name for process in _with_results(attempt, learners, observed) if process.can_store]
 
 
 def _with_results(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> list[LearnerProcess]:
@@ -214,11 +214,17 @@ def _with_results(attempt: int, learners: Mapping[str, LearnerStatus], observed:
             process
             for process in observed.learners
             if process.attempt == attempt
-            and process.started is not None
+            and _has_run(process, learners.get(process.name))
             and (process.name not in learners or learners[process.name].phase is not Phase.STORED)
         ),
         key=lambda process: process.name,
     )
+
+
+def _has_run(process: LearnerProcess, learner: LearnerStatus | None) -> bool:
+    """True if the cluster has seen its start, or has no record of it and its helper has reported one."""
+    reported = learner is not None and Phase.PROCESSING.value in learner.times
+    return process.started is not None or (reported and not process.readable)
 
 
 def storage_failures(
@@ -236,7 +242,8 @@ def storage_failures(
     ]
     why = "before its kill took effect" if killed else "in time (store_timeout)"
     failures += [
-        f"{process.name} did not store its results " + (why if process.reachable else "before its node was lost")
+        f"{process.name} did not store its results "
+        + (why if process.can_store else "before its pod ended (see store_timeout) or its node was lost")
         for process in _with_results(attempt, learners, observed)
     ]
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""

@@ -50,9 +50,11 @@ class Provisioning:
         if self._done == 0:
             await self._check_admission(job)
         await announce(
-            self._ports.status, job, spec.learners,
+            self._ports.status,
+            job,
+            spec.learners,
             check_current=lambda: check_current(self._ports.jobs, job, self._claim),
-        )  # fmt: skip
+        )
         try:
             plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
             for number, step in enumerate(steps[self._done :], start=self._done):
@@ -67,9 +69,11 @@ class Provisioning:
             return self.roll_back(job, _reason(error), str(error))
         plan_digest = digest(plan)
         await update(
-            self._ports.jobs, job.id, self._claim,
+            self._ports.jobs,
+            job.id,
+            self._claim,
             lambda current: replace(current, attempt=replace(current.attempt, plan_digest=plan_digest)),
-        )  # fmt: skip
+        )
         self._recorded = True
         self._log.info("attempt.provisioned", attempt=job.attempt.number, learners=spec.learners)
         return None

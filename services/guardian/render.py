@@ -12,6 +12,7 @@ from services.core.domain.errors import InvalidRequest
 from services.core.domain.job import Job
 from services.core.domain.learner import learner_name
 from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.domain.s3_data import s3_location
 from services.core.domain.sizes import Size
 from services.core.domain.spec import DataStore, JobSpec
 from services.core.domain.tokens import LearnerIdentity
@@ -21,8 +22,17 @@ from services.core.strategies.registry import with_variables
 MintToken = Callable[[LearnerIdentity], str]
 """Makes a learner's token. Equal identities get equal tokens."""
 _NOT_OF_THE_RUN: Final = (
-    "job", "tenant", "attempt", "term", "trace", "checkpoint_attempts", "variables", "schema", "priority", "placement",
-)  # fmt: skip
+    "job",
+    "tenant",
+    "attempt",
+    "term",
+    "trace",
+    "checkpoint_attempts",
+    "variables",
+    "schema",
+    "priority",
+    "placement",
+)
 """Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields."""
 _NOT_OF_THE_LEARNER: Final = ("token", "node", "variables", "run")
 
@@ -33,15 +43,26 @@ def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mappin
     InvalidRequest if the platform does not have the framework or the distribution that the spec names.
     """
     plan = AttemptPlan(
-        job=job.id, tenant=job.tenant, attempt=job.attempt.number, term=term,
-        learners=tuple(_learners(job, spec, mint, sizes)), distribution=spec.distribution,
-        framework=_framework(spec), image=spec.image or "", priority=spec.priority, placement=spec.placement,
-        code_digest=job.code_digest, inputs=_inputs(spec), grace=spec.grace,
-        store_timeout=spec.store_timeout, checkpoint_keep=spec.checkpoint.keep,
+        job=job.id,
+        tenant=job.tenant,
+        attempt=job.attempt.number,
+        term=term,
+        learners=tuple(_learners(job, spec, mint, sizes)),
+        distribution=spec.distribution,
+        framework=_framework(spec),
+        image=spec.image or "",
+        priority=spec.priority,
+        placement=spec.placement,
+        code_digest=job.code_digest,
+        inputs=_inputs(spec),
+        grace=spec.grace,
+        store_timeout=spec.store_timeout,
+        checkpoint_keep=spec.checkpoint.keep,
         metrics_files=tuple(source.path for source in spec.metrics if source.path),
-        checkpoint_attempts=tuple(range(job.attempt.number - 1, 0, -1)), trace=job.trace,
+        checkpoint_attempts=tuple(range(job.attempt.number - 1, 0, -1)),
+        trace=job.trace,
         checkpoint_path=spec.checkpoint.path or "",
-    )  # fmt: skip
+    )
     return with_variables(plan)
 
 
@@ -54,12 +75,20 @@ def _learners(job: Job, spec: JobSpec, mint: MintToken, sizes: Mapping[str, Size
             name = learner_name(role_name, index)
             identity = LearnerIdentity(job.id, job.tenant, job.attempt.number, role_name, rank, name)
             yield LearnerPlan(
-                name=name, role=role_name, rank=rank, command=role.command or spec.command, cpus=size.cpus,
-                memory=size.memory, gpus=size.gpus, node=job.attempt.placement.get(name, ""),
-                token=mint(identity), env=dict(spec.env),
+                name=name,
+                role=role_name,
+                rank=rank,
+                command=role.command or spec.command,
+                cpus=size.cpus,
+                memory=size.memory,
+                gpus=size.gpus,
+                node=job.attempt.placement.get(name, ""),
+                token=mint(identity),
+                env=dict(spec.env),
                 gpu_type=(role.gpu_type or spec.resources.gpu_type or "") if size.gpus else "",
-                shm=spec.resources.shm or 0, run=job.attempt.run_of(name),
-            )  # fmt: skip
+                shm=spec.resources.shm or 0,
+                run=job.attempt.run_of(name),
+            )
             rank += 1
 
 
@@ -77,14 +106,19 @@ def _inputs(spec: JobSpec) -> tuple[Input, ...]:
     stores = {store.id: store for store in spec.data_stores}
     return tuple(
         Input(
-            mount=data.mount or data.store, type=stores[data.store].type,
-            location=_location(stores[data.store]), path=data.path,
+            mount=data.mount or data.store,
+            type=stores[data.store].type,
+            location=_location(stores[data.store]),
+            path=data.path,
+            secret=stores[data.store].secret or "",
         )
         for data in spec.inputs
-    )  # fmt: skip
+    )
 
 
 def _location(store: DataStore) -> str:
+    if store.type == "s3":
+        return s3_location(store.url or "", store.endpoint, store.region)
     return store.path or store.url or store.claim or ""
 
 

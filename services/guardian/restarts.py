@@ -52,6 +52,11 @@ class Restarts:
         unmade = unmade_reruns(job.attempt, observed)
         return frozenset(name for name, run in unmade.items() if self._made.get(name) != run)
 
+    def is_due(self, job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], observed: Observation) -> bool:
+        """Returns True if ``decide`` or ``carry_out`` would change something now."""
+        now = self._ports.clock.now_ms()
+        return next_restart(job, spec, learners, now=now) is not None or bool(self._due(job, observed, now=now))
+
     async def decide(self, job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
         """Records the restart of the learner that failed first, if one is to be started again now."""
         now = self._ports.clock.now_ms()
@@ -68,9 +73,12 @@ class Restarts:
         await update(self._ports.jobs, job.id, self._claim, change)
         self._instrumentation.restarts.labels("job" if restart.budgeted else "infrastructure").inc()
         self._log.info(
-            "learner.restarted", attempt=job.attempt.number, learner=restart.learner, run=failed_run + 1,
+            "learner.restarted",
+            attempt=job.attempt.number,
+            learner=restart.learner,
+            run=failed_run + 1,
             reason=restart.reason,
-        )  # fmt: skip
+        )
         return True
 
     async def carry_out(self, job: Job, spec: JobSpec, observed: Observation) -> bool:
@@ -79,12 +87,11 @@ class Restarts:
         Those that the cluster cannot make now are tried again later: the other learners go on meanwhile.
         """
         now = self._ports.clock.now_ms()
-        unmade = self.unmade(job, observed)
-        due = {name for name in unmade if job.attempt.reruns[name].not_before <= now}
+        due = self._due(job, observed, now=now)
         if not due:
             return False
         plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
-        waiting = unmade - due
+        waiting = self.unmade(job, observed) - due
         # A run that is not due yet stays as it was: the cluster must neither remove nor make it.
         learners = tuple(
             replace(learner, run=learner.run - 1) if learner.name in waiting else learner for learner in plan.learners
@@ -102,6 +109,11 @@ class Restarts:
         self._made |= {name: job.attempt.run_of(name) for name in due}
         return True
 
+    def _due(self, job: Job, observed: Observation, *, now: int) -> frozenset[str]:
+        """The learners whose next run is to be made now. ``now``: Unix ms."""
+        unmade = self.unmade(job, observed)
+        return frozenset(name for name in unmade if job.attempt.reruns[name].not_before <= now)
+
     def late(
         self, job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], observed: Observation
     ) -> Verdict | None:
@@ -117,9 +129,12 @@ class Restarts:
         if process is not None and process.blocked:
             reason, why = process.blocked, process.blocked_message
         return Verdict(
-            to=Status.QUEUED, reason=reason, time=now, learner=name,
+            to=Status.QUEUED,
+            reason=reason,
+            time=now,
+            learner=name,
             message=f"learner {name} could not be started again in time{f': {why}' if why else ''}; trying again",
-        )  # fmt: skip
+        )
 
     def next_due_ms(self, job: Job, observed: Observation) -> int | None:
         """When the next run is due, Unix ms; None: none waits."""

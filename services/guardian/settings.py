@@ -20,25 +20,29 @@ class GuardianSettings(Settings):
         description="An attempt that is not provisioned after so many seconds is rolled back and queued again.",
     )
     start_timeout_s: float = Field(
-        default=86_400, gt=0,
+        default=86_400,
+        gt=0,
         description="A provisioned attempt whose first process does not run after so many seconds fails, e.g. because"
         " a download never ends or a helper reports nothing.",
-    )  # fmt: skip
+    )
     provision_tries: int = Field(
         default=5, gt=0, description="After so many roll-backs in a row the job fails with the last reason."
     )
     outage_backoff_s: float = Field(
-        default=60, ge=1,
+        default=60,
+        ge=1,
         description="Longest pause before another attempt of a job that an outage ended (a full disk, a package index"
         " or data store that is away), in seconds. The pauses begin with one second and double.",
-    )  # fmt: skip
+    )
     peer_grace_s: float = Field(
-        default=5, ge=0,
+        default=5,
+        ge=0,
         description="The most seconds between SIGTERM and SIGKILL for learners whose peer failed: they cannot finish,"
         " and hold hardware.",
-    )  # fmt: skip
+    )
     observe_s: float = Field(default=5, gt=0, description="A job without events is reconciled so often, in seconds.")
     summary_timeout_s: float = Field(
-        default=2, gt=0,
+        default=2,
+        gt=0,
         description="How long the end of a job waits for its last metrics, in seconds: its hardware waits as well.",
-    )  # fmt: skip
+    )

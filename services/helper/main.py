@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.startup import Fetching, Span
@@ -155,10 +156,15 @@ class Helper:
         learner, plan = self._assignment.learner, self._assignment.plan
         status = self._spool.load_report(
             LearnerStatus(
-                name=learner.name, role=learner.role, rank=learner.rank, attempt=plan.attempt, run=learner.run, seq=0,
+                name=learner.name,
+                role=learner.role,
+                rank=learner.rank,
+                attempt=plan.attempt,
+                run=learner.run,
+                seq=0,
                 phase=Phase.WAITING,
             )
-        )  # fmt: skip
+        )
         intake = IntakeClient(Path(self._assignment.addresses_file), learner.token, self._learner.tls)
         self._signer.use(intake)
         if "WEFT_FAILPOINTS" in os.environ:  # never in production
@@ -214,7 +220,7 @@ class Helper:
                 return False
         try:
             prepared = self._folder.read(PREPARED_FILE) or {}
-        except (TypeError, ValueError) as error:  # the learner's own errors will show what it lacks
+        except MALFORMED as error:  # the learner's own errors will show what it lacks
             log_event("prepared.unreadable", why=str(error))
             prepared = {}
         reporter.set_fields(**{name: prepared.get(name, "") for name in ("env_digest", "data_digest")})
@@ -349,9 +355,14 @@ class Helper:
 
         try:
             return await store_outputs(
-                self._folder, self._assignment, self._spool, signer=self._signer, digests=digests,
-                report_waiting=reporter.set_message, report_checkpoint=reporter.set_checkpoint,
-            )  # fmt: skip
+                self._folder,
+                self._assignment,
+                self._spool,
+                signer=self._signer,
+                digests=digests,
+                report_waiting=reporter.set_message,
+                report_checkpoint=reporter.set_checkpoint,
+            )
         except Exception as error:  # noqa: BLE001 - the edge of storing: no file may keep a job from ending
             log_event("store.failed", why=traceback.format_exc())
             return f"storing its files failed: {error!r}"

@@ -34,6 +34,7 @@ from services.core.gen.weft.v1.metrics_pb2 import (
     HelloRequest,
     PutObjectRequest,
     ReportRequest,
+    SignDataRequest,
     SignRequest,
     SourceBatch,
 )
@@ -101,9 +102,7 @@ class IntakeClient:
     async def beat(self, progress: Progress) -> Desired:
         """Sends a heartbeat."""
         fetching = _fetching_message(progress.fetching) if progress.fetching is not None else None
-        request = BeatRequest(
-            progress=progress.fraction, eta_ms=progress.eta_ms, fetching=fetching, bar=progress.bar
-        )  # fmt: skip
+        request = BeatRequest(progress=progress.fraction, eta_ms=progress.eta_ms, fetching=fetching, bar=progress.bar)
         return _desired(await self._call("Beat", request))
 
     async def control(self) -> AsyncGenerator[Desired]:
@@ -126,6 +125,13 @@ class IntakeClient:
         ]
         urls: Sequence[str] = (await self._call("Sign", SignRequest(requests=messages))).urls
         return urls
+
+    async def sign_data(self, mount: str, key: str, after: str) -> str:
+        """Returns a URL that reads the input's object ``key``, or without one the page of its list after ``after``.
+
+        Raises PermissionDenied for other objects and for a secret that cannot be used, StaleFence.
+        """
+        return str((await self._call("SignData", SignDataRequest(mount=mount, key=key, after=after))).url)
 
     async def object_calls(self) -> bool:
         """Whether objects are moved by the next four calls; False: by signed URLs."""
@@ -194,9 +200,12 @@ class IntakeClient:
 
 def _fetching_message(fetching: Fetching) -> FetchingStep:
     return FetchingStep(
-        step=fetching.step.value, began_ms=fetching.began, message=storable(fetching.message)[:_MESSAGE_CHARS],
-        done_bytes=fetching.done, total_bytes=fetching.total,
-    )  # fmt: skip
+        step=fetching.step.value,
+        began_ms=fetching.began,
+        message=storable(fetching.message)[:_MESSAGE_CHARS],
+        done_bytes=fetching.done,
+        total_bytes=fetching.total,
+    )
 
 
 def _desired(reply: BeatReply | ControlReply) -> Desired:

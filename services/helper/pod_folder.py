@@ -143,9 +143,14 @@ class PodFolder(LearnerFolder):
         token = (self.root / Path(layout.TOKEN).name / layout.TOKEN_FILE).read_text().strip()
         learner = replace(stored.learner, token=token, run=self._learner_run)
         return Assignment(
-            plan=replace(stored.plan, learners=(learner,)), learner=learner, uid=os.geteuid(), gid=os.getegid(),
-            addresses_file=str(self._plan / layout.ADDRESSES_FILE), objects="", cache=str(self._private / "cache"),
-        )  # fmt: skip
+            plan=replace(stored.plan, learners=(learner,)),
+            learner=learner,
+            uid=os.geteuid(),
+            gid=os.getegid(),
+            addresses_file=str(self._plan / layout.ADDRESSES_FILE),
+            objects="",
+            cache=str(self._private / "cache"),
+        )
 
     def gang(self, plan: AttemptPlan) -> list[str]:  # noqa: ARG002
         return list(stored_plan.read(self._plan_document(), self._learner).gang)

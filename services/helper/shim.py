@@ -9,9 +9,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.learner import Exit
 from services.core.runtime.address import TlsFiles
-from services.core.runtime.learner_folder import MALFORMED, SHIM_FILE, LearnerFolder, start_file
+from services.core.runtime.learner_folder import SHIM_FILE, LearnerFolder, start_file
 from services.core.runtime.processes import ProcessIdentity, alive, send_signal
 from services.helper.log import log_event
 from services.helper.settings import load_settings

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from services.core.domain.codec import dump, load
+from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import NoSpace
 from services.core.domain.learner import LearnerStatus
@@ -57,12 +57,16 @@ class Spool:
         try:
             status = load(LearnerStatus, document)
             if (status.name, status.role, status.rank, status.attempt, status.run) != (
-                first.name, first.role, first.rank, first.attempt, first.run,
-            ):  # fmt: skip
+                first.name,
+                first.role,
+                first.rank,
+                first.attempt,
+                first.run,
+            ):
                 raise ValueError("it is another learner's")
             if any(not 0 <= at <= MAX_TIME_MS for at in status.times.values()):
                 raise ValueError("it has a time before 1970 or after 9999")
-        except (TypeError, ValueError) as error:
+        except MALFORMED as error:
             log_event("spool.unreadable", file=_REPORT, why=str(error))
             return replace(first, seq=time.time_ns() // 1_000_000)
         return status
@@ -102,7 +106,7 @@ class Spool:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         return read_json(path)
-    except (TypeError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         log_event("spool.unreadable", file=path.name, why=str(error))
         return None
 
@@ -115,6 +119,6 @@ def _parse_sources(documents: Mapping[str, Any]) -> dict[str, SourceState]:
             continue
         try:
             states[name] = load(SourceState, document)
-        except (TypeError, ValueError) as error:
+        except MALFORMED as error:
             log_event("spool.unreadable", file=_SOURCES, source=name, why=str(error))
     return states

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Final
 
 from services.core.domain.checkpoint import SavedFile, StoredCheckpoint
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NoSpace, WeftError
 from services.core.domain.plan import Folder
-from services.core.runtime.learner_folder import MALFORMED, RUN, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
+from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
 from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_file
 from services.helper.log import log_event
@@ -350,7 +351,7 @@ async def _open(storing: _Storing, snapshots: SnapshotStore) -> bool:
     """Returns False if the store cannot be used."""
     try:
         await snapshots.open()
-    except (ValueError, TypeError) as error:  # replaced by the snapshot of now
+    except MALFORMED as error:  # replaced by the snapshot of now
         log_event("checkpoint.index_unreadable", why=str(error))
         snapshots.open_empty()
     except WeftError as error:

@@ -15,15 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from services.core.runtime.learner_folder import MALFORMED, RUN, RUNS_FOLDER, LearnerFolder
+from services.core.domain.codec import MALFORMED
+from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, LearnerFolder
 
 PROC: Final = Path("/proc")
 USAGE_FILE: Final = f"{RUNS_FOLDER}/{RUN}/usage.json"
 """Of a container's entry process: {clock_cs, cpu_us, memory}."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_DROPPED: Final = {"memory.current": ("memory.stat", "inactive_file"),
-                   "memory.usage_in_bytes": ("memory.stat", "total_inactive_file")}  # fmt: skip
+_DROPPED: Final = {
+    "memory.current": ("memory.stat", "inactive_file"),
+    "memory.usage_in_bytes": ("memory.stat", "total_inactive_file"),
+}
 """File of a group's memory, v2 and v1 -> where it says how much of it are pages that the kernel drops first."""
 
 

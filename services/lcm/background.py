@@ -121,7 +121,7 @@ class BackgroundTasks:
                 self._dispatcher.wake()
 
     async def _find_unreadable(self) -> None:
-        self._at_end = await self._dispatcher.unreadable.look(limit=_DOCUMENTS)
+        self._at_end = await self._dispatcher.unreadable.check(limit=_DOCUMENTS)
 
     async def _repeat(self, seconds: float, task: Callable[[], Awaitable[None]]) -> None:
         while True:

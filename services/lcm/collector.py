@@ -38,7 +38,7 @@ class Collector:
         Raises StaleFence if the dispatcher of this term does not lead any more, Unavailable if a store is away.
         """
         with_keys = {parse_job_key(entry.key).job_id for entry in await self._status.list(JOBS)}
-        on_cluster = await self._cluster.jobs()
+        on_cluster = await self._cluster.jobs(cached=True)
         # Read after the other two: it contains every job that began before they were read.
         holding = {job.id async for job in all_jobs(self._jobs, JobQuery(holding=True, deleted=True))}
         if (await self._jobs.dispatcher()).term != term:
@@ -63,8 +63,8 @@ class Collector:
             if place == "status":
                 await self._status.delete_prefix(job_prefix(job_id))
                 await self._status.delete(f"{JOBS}{job_id}")  # written by no service, so removed by no other code
-            else:
-                await self._tear_down(job_id, job)
+            elif not await self._tear_down(job_id, job):
+                return False
         except Unavailable:
             raise
         except WeftError as error:  # one bad job must not stop the others
@@ -74,9 +74,11 @@ class Collector:
         log.warning("leftover.removed", where=place, job=job_id, known=job is not None)
         return True
 
-    async def _tear_down(self, job_id: str, job: Job | None) -> None:
-        if job is not None:
-            await self._cluster.teardown(job_id, attempt=job.attempt.number, term=job.guardian.term)
-            return
+    async def _tear_down(self, job_id: str, job: Job | None) -> bool:
+        """Returns False if nothing of the job exists: what the cluster has reported may be older."""
         attempts = (await self._cluster.observe(job_id)).attempts
-        await self._cluster.teardown(job_id, attempt=max(attempts, default=1), term=_HIGHEST_TERM)
+        if not attempts:
+            return False
+        number, term = (job.attempt.number, job.guardian.term) if job is not None else (max(attempts), _HIGHEST_TERM)
+        await self._cluster.teardown(job_id, attempt=number, term=term)
+        return True

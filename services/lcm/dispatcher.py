@@ -41,6 +41,7 @@ from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
 from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
+from services.lcm.queue import WaitingQueue
 from services.lcm.scheduling.held import HeldWalk, Hold
 from services.lcm.scheduling.placement import (
     NOTHING,
@@ -60,8 +61,6 @@ from services.lcm.scheduling.snapshot import Fit, Snapshot
 from services.lcm.settings import LcmSettings
 from services.lcm.unreadable import UnreadableJobs
 
-_PAGE: Final = 250
-"""Job documents in memory at once while the queue is read."""
 _FRESH_SWEEPS: Final = 2
 """A snapshot older than so many sweeps is made anew: this process does not lead, or its rounds fail."""
 _SPEC_ADVICE: Final = "`weft kill` it, and submit it anew"
@@ -82,6 +81,10 @@ class _Held:
     """By job id: what all other jobs hold."""
     hold: Hold | None
     """Why nothing may be admitted, for people; empty: nothing holds admission up."""
+
+    def by_id(self) -> dict[str, Job]:
+        """The jobs by id."""
+        return {job.id: job for job in self.jobs}
 
     def free(self) -> list[Free]:
         """What no job holds."""
@@ -121,12 +124,10 @@ class Dispatcher:
     """By id of each job that waits or holds hardware: (fingerprint of its spec, its gang or None)."""
     _shared_gangs: dict[Gang, Gang] = field(default_factory=dict)
     """One object for all equal gangs."""
-    _given_up_to: str | None = None
-    """The last job id beyond the scanned part of the queue whose ``max_pending`` was checked."""
     _is_held: bool = False
     _snapshot: Snapshot | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a round and during a snapshot outside a round: both update the gangs and unreadable jobs."""
+    """Held during a round and during a snapshot outside a round: both update the queue, gangs and unreadable jobs."""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -135,6 +136,7 @@ class Dispatcher:
         self.unreadable = UnreadableJobs(
             self.jobs, self.cluster, self.quarantine, self.sizes, self._least, overhead=self.overhead
         )
+        self._queue = WaitingQueue(self.jobs, self.unreadable, self._gang)
 
     def wake(self) -> None:
         """Starts the next round now: something may have changed."""
@@ -231,6 +233,7 @@ class Dispatcher:
         time_s = self.clock.boottime()
         held = await self._read_held()
         free = await self._judge_admissions(held)
+        page = await self._queue.refresh(held.by_id())
         walk, decisions = await self._walk_queue(free, held)
         self._record_hold(held.hold)
         self.waiting = _without_placement(decisions)
@@ -244,10 +247,10 @@ class Dispatcher:
                 admissions[decision.job.id] = gang, placement
         placed = {**held.placed, **admissions}
         self._snapshot = Snapshot(held.nodes, placed, held.unreadable, walk, time_s, self.waiting)
-        queue = [decision.job for decision in decisions]
-        for waiter in [*queue, *await self._beyond_scan(queue)]:
+        # Jobs beyond the walk may have waited too long, too: each is on the page of some round.
+        for waiter in {waiter.id: waiter for waiter in [*(decision.job for decision in decisions), *page]}.values():
             await self._fail_if_expired(waiter)
-        self._forget_others({*(job.id for job in held.jobs), *(waiter.id for waiter in queue)})
+        self._forget_others({*held.by_id(), *self._queue.ids})
         return len(admissions)
 
     async def _read_held(self) -> _Held:
@@ -321,25 +324,12 @@ class Dispatcher:
         decisions: list[Decision] = []
         after: str | None = None
         while True:
-            scanned = await self._read_queue(after=after)
+            scanned = await self._queue.scan(after=after, limit=self.settings.queue_scan)
             decisions += [walk.decide(waiter) for waiter in walk.order(scanned)]
             if len(scanned) < self.settings.queue_scan or walk.blocked:
                 return walk, decisions
             after = scanned[-1].id
-
-    async def _read_queue(self, after: str | None) -> list[Waiter]:
-        """The next ``queue_scan`` waiting jobs. Only a page of documents is in memory at a time."""
-        waiters: list[Waiter] = []
-        while limit := min(_PAGE, self.settings.queue_scan - len(waiters)):
-            query = JobQuery(statuses=(Status.QUEUED,), after=after)
-            left_out: list[Unreadable] = []
-            page = await self.jobs.find(query, newest_first=False, limit=limit, left_out=left_out)
-            self.unreadable.add(left_out)
-            waiters += [Waiter.of(job, self._gang(job)) for job in page]
-            if len(page) < limit:
-                break
-            after = page[-1].id
-        return waiters
+            await asyncio.sleep(0)  # a long queue in memory must not keep this process from renewing its lease
 
     async def _admit(self, decision: Decision, placement: Mapping[str, str]) -> bool:
         """Admits the job unless it has changed since it was read. Returns whether it was admitted."""
@@ -401,21 +391,12 @@ class Dispatcher:
     async def _read_snapshot(self) -> Snapshot:
         time_s = self.clock.boottime()
         held = await self._read_held()
+        await self._queue.refresh(held.by_id())
         walk, decisions = await self._walk_queue(held.free(), held)
-        self._forget_others({*(job.id for job in held.jobs), *(decision.job.id for decision in decisions)})
+        self._forget_others({*held.by_id(), *self._queue.ids})
         return Snapshot(held.nodes, held.placed, held.unreadable, walk, time_s, _without_placement(decisions))
 
     # --- jobs that waited too long ---------------------------------------------------
-
-    async def _beyond_scan(self, queue: Sequence[Waiter]) -> list[Waiter]:
-        """Some jobs beyond the scanned part of the queue, other ones each round: they may have waited too long, too."""
-        if len(queue) < self.settings.queue_scan:
-            self._given_up_to = None
-            return []
-        last = max(waiter.id for waiter in queue)  # ids are in order of submission, the queue in the policy's
-        waiters = await self._read_queue(after=max(last, self._given_up_to or last))
-        self._given_up_to = waiters[-1].id if waiters else None
-        return waiters
 
     async def _fail_if_expired(self, waiter: Waiter) -> None:
         """Fails a job that waited longer than its ``max_pending``."""

@@ -165,9 +165,15 @@ class Eraser:
         await update(self._ports.jobs, job.id, None, lambda current: erased(current, now=now))
         self._instrumentation.deleted_jobs.inc()
         log.info(
-            "job.erased", job=job.id, tenant=job.tenant, actor="lcm", deleted_by=job.deleted_by, deleted=job.deleted,
-            objects=removed.objects, bytes=removed.size,
-        )  # fmt: skip
+            "job.erased",
+            job=job.id,
+            tenant=job.tenant,
+            actor="lcm",
+            deleted_by=job.deleted_by,
+            deleted=job.deleted,
+            objects=removed.objects,
+            bytes=removed.size,
+        )
         return removed
 
     async def _remove_objects(self, prefix: str) -> _Removed | None:

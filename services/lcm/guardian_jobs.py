@@ -20,8 +20,10 @@ _LAUNCHED: Final = "launched"
 _REPLACED: Final = "replaced"
 _REMOVED: Final = "removed"
 _EVENTS: Final = {
-    _LAUNCHED: "guardian.launched", _REPLACED: "guardian.replaced", _REMOVED: "guardian.removed",
-}  # fmt: skip
+    _LAUNCHED: "guardian.launched",
+    _REPLACED: "guardian.replaced",
+    _REMOVED: "guardian.removed",
+}
 log = structlog.get_logger()
 
 

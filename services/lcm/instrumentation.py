@@ -28,9 +28,11 @@ class Instrumentation:
             registry=registry,
         )
         self.round_s = Histogram(
-            "weft_lcm_round_seconds", "Duration of one round: reading everything, admitting what fits.",
-            buckets=_ROUND_S, registry=registry,
-        )  # fmt: skip
+            "weft_lcm_round_seconds",
+            "Duration of one round: reading everything, admitting what fits.",
+            buckets=_ROUND_S,
+            registry=registry,
+        )
         self.withdrawn = Counter(
             "weft_lcm_admissions_withdrawn",
             "Admissions of an older dispatcher that were withdrawn.",
@@ -44,9 +46,11 @@ class Instrumentation:
         )
 
         self.guardians = Counter(
-            "weft_lcm_guardians", "Guardians with a Kubernetes Job of their own, by what was done.", ("action",),
+            "weft_lcm_guardians",
+            "Guardians with a Kubernetes Job of their own, by what was done.",
+            ("action",),
             registry=registry,
-        )  # fmt: skip
+        )
 
     def admitted(self, gang: Gang) -> None:
         """Counts one more gang."""

@@ -36,12 +36,14 @@ class Queue(control_pb2_grpc.QueueServicer):
         return control_pb2.ExplainReply(
             waiting=[
                 control_pb2.Waiting(
-                    job_id=decision.job.id, position=decision.position, pending_reason=decision.pending_reason or "",
+                    job_id=decision.job.id,
+                    position=decision.position,
+                    pending_reason=decision.pending_reason or "",
                     message=decision.message,
                 )
                 for decision in decisions
             ]
-        )  # fmt: skip
+        )
 
     async def Fit(self, request: control_pb2.FitRequest, context: Any) -> control_pb2.FitReply:
         try:
@@ -62,6 +64,14 @@ class Queue(control_pb2_grpc.QueueServicer):
 def _usage(usage: NodeUsage) -> control_pb2.NodeUsage:
     node, used = usage.node, usage.used
     return control_pb2.NodeUsage(
-        name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type, ready=node.ready,
-        used_cpus=used.cpus, used_memory=used.memory, used_gpus=used.gpus, job_ids=usage.jobs,
-    )  # fmt: skip
+        name=node.name,
+        cpus=node.cpus,
+        memory=node.memory,
+        gpus=node.gpus,
+        gpu_type=node.gpu_type,
+        ready=node.ready,
+        used_cpus=used.cpus,
+        used_memory=used.memory,
+        used_gpus=used.gpus,
+        job_ids=usage.jobs,
+    )

@@ -25,14 +25,20 @@ from services.core.runtime.quarantine import JOB, Quarantine
 from services.lcm.scheduling.placement import NOTHING, Piece, Placed, gang_of, pieces
 
 _RECHECKED: Final = 100
-"""Known unreadable jobs that one ``look`` reads again: a thousand damaged documents must not take all of its time."""
+"""Known unreadable jobs that one ``check`` reads again: a thousand damaged documents must not take all of its time."""
 
 
 class UnreadableJobs:
     def __init__(
-        self, jobs: JobStore, cluster: Cluster, quarantine: Quarantine, sizes: Mapping[str, Size], least: Size, *,
+        self,
+        jobs: JobStore,
+        cluster: Cluster,
+        quarantine: Quarantine,
+        sizes: Mapping[str, Size],
+        least: Size,
+        *,
         overhead: Size = NOTHING,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``least``: what each learner is charged at least. ``overhead``: what it is charged besides its size."""
         self._jobs, self._cluster, self._quarantine, self._sizes, self._least = jobs, cluster, quarantine, sizes, least
         self._overhead = overhead
@@ -56,13 +62,13 @@ class UnreadableJobs:
             await self._read(job_id)  # most have been released
         placed = {job_id: known for job_id in self._known if (known := self._last_known(job_id)) is not None}
         held = {job_id: list(pieces(*known)) for job_id, known in placed.items()}
-        for job_id in await self._cluster.jobs():
+        for job_id in await self._cluster.jobs(cached=True):
             if readable.get(job_id) is None and job_id not in placed:
                 held[job_id] = await self._observed(job_id)
         self._placed = {job_id: known for job_id, known in readable.items() if known is not None} | placed
         return held
 
-    async def look(self, *, limit: int) -> bool:
+    async def check(self, *, limit: int) -> bool:
         """Reads the next ``limit`` documents of the store, and some of the jobs that are known to be unreadable.
 
         Returns True at the end of the store.
@@ -104,7 +110,7 @@ class UnreadableJobs:
 
     def _add(self, unreadable: Unreadable) -> None:
         self._known.pop(unreadable.id, None)
-        self._known[unreadable.id] = unreadable  # at the end of the line of ``look``
+        self._known[unreadable.id] = unreadable  # at the end of the line of ``check``
         if not unreadable.newer:
             self._quarantine.hold(JOB, unreadable.id, unreadable.why, job=unreadable.id)
 

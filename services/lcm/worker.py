@@ -28,11 +28,10 @@ from services.core.adapters.celery.consumer import BrokerConnection, consumer_cl
 from services.core.adapters.celery.nudge import Nudger
 from services.core.adapters.rpc.hints import Nudges
 from services.core.bootstrap import wiring
-from services.core.bootstrap.http import HttpServer
 from services.core.bootstrap.service import (
     Service,
     configure_logging,
-    operations_app,
+    operations_server,
     watch_failpoints,
 )
 from services.core.domain.errors import WeftError
@@ -57,17 +56,13 @@ def main() -> int:
         broker = Broker.of(settings)
         nudges = Nudges(settings.installation.address, asyncio.run(wiring.identity(settings, "worker")).credential)
         nudger = Nudger(at_failpoint(nudges, "services", "worker"))
-        operations = settings.installation.address("worker-ops").inner
+        connection = BrokerConnection()
+        service = Service("worker", settings, checks={"broker": connection.ping}, started=True)
+        operations = operations_server(service)
     except WeftError as error:
         log.error("service.start_refused", why=[error.message])  # noqa: TRY400 - a trace would not help
         return 1
-    connection = BrokerConnection()
-    service = Service("worker", settings, checks={"broker": connection.ping}, started=True)
-    serving = nudger.run(
-        HttpServer(operations_app(service, wiring.operations_access(settings, "worker")), operations).serve(
-            service.stopping
-        )
-    )
+    serving = nudger.run(operations.serve(service.stopping))
     app = make_app(broker, works=True)
     on_hint(app, nudger)
     worker = WorkController(

@@ -40,9 +40,17 @@ UP_TIMEOUT_S: Final = 60.0
 START_FAILURES_MOST: Final = 4
 """`weft up` gives up when a service has ended this often before it was ready for the first time."""
 _POLL_S: Final = 0.03
-_NOT_OF_THE_PLATFORM: Final = frozenset({
-    "WEFT_HOME", "WEFT_URL", "WEFT_KEY", "WEFT_PROFILE", "WEFT_DEBUG", "WEFT_PYTHON", "WEFT_BACKUP_PASSPHRASE",
-})  # fmt: skip
+_NOT_OF_THE_PLATFORM: Final = frozenset(
+    {
+        "WEFT_HOME",
+        "WEFT_URL",
+        "WEFT_KEY",
+        "WEFT_PROFILE",
+        "WEFT_DEBUG",
+        "WEFT_PYTHON",
+        "WEFT_BACKUP_PASSPHRASE",
+    }
+)
 """Variables of the command line and of set-up."""
 Report = Callable[[str], None]
 
@@ -284,12 +292,18 @@ class Platform(Backups):
         return manifests_text(namespace=namespace, one_account=one_account, helper_image=helper, registry=registry)
 
     def conformance(
-        self, home: str | None = None, *, skip: Sequence[str] = (), within_s: float = 600, report: Report = print
+        self,
+        home: str | None = None,
+        *,
+        skip: Sequence[str] = (),
+        within_s: float = 600,
+        step_down: bool = False,
+        report: Report = print,
     ) -> list[dict[str, str]]:
         """Checks of an installation of containers or pods: ``[{check, verdict, detail, fix}]``.
 
-        ``verdict``: pass, fail or "not applicable". ``within_s``: time limit of each of its jobs. It runs where the
-        lcm runs.
+        ``verdict``: pass, fail or "not applicable". ``within_s``: time limit of each of its jobs. ``step_down``:
+        asks MongoDB's primary to step down. It runs where the lcm runs.
         """
         from dataclasses import asdict
 
@@ -299,7 +313,7 @@ class Platform(Backups):
         place = _home(home)
         settings = Settings(home=place.root)
         url = f"http://{place.address('api')}".replace("//0.0.0.0:", "//127.0.0.1:")
-        subject = Subject(settings, url, _needed_key(place), within_s)
+        subject = Subject(settings, url, _needed_key(place), within_s, step_down=step_down)
         return [asdict(check) for check in examine(subject, skip=skip, report=report)]
 
     def check_spec(self, document: object) -> dict[str, Any]:

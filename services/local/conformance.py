@@ -24,8 +24,8 @@ from services.core.adapters.kubernetes.gangs import gang_method
 from services.core.adapters.kubernetes.manifests import Right, rights
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.places import NAMESPACES
-from services.core.adapters.mongo.describing import members
-from services.core.bootstrap.wiring import check_broker, check_job_store, object_store
+from services.core.adapters.mongo.describing import replica_set, step_down
+from services.core.bootstrap.wiring import check_broker, check_job_store, deliver_hint, object_store
 from services.core.domain.errors import AdmissionDenied, WeftError
 from services.core.runtime.kubernetes_settings import KubernetesSettings
 from services.core.runtime.settings import Settings
@@ -41,10 +41,13 @@ _OLDEST_KUBERNETES: Final = (1, 31)
 _ENOUGH_MEMBERS: Final = 3
 _SKEW_S: Final = 5.0
 TOO_MUCH: Final = (
-    Right("list", "", "secrets"), Right("create", "", "pods"), Right("create", "", "pods/exec"),
-    Right("create", "rbac.authorization.k8s.io", "clusterroles"), Right("delete", "", "namespaces"),
+    Right("list", "", "secrets"),
+    Right("create", "", "pods"),
+    Right("create", "", "pods/exec"),
+    Right("create", "rbac.authorization.k8s.io", "clusterroles"),
+    Right("delete", "", "namespaces"),
     Right("delete", "", "nodes"),
-)  # fmt: skip
+)
 """What the lcm must not have, in no namespace."""
 
 
@@ -70,6 +73,8 @@ class Subject:
     """Time limit of each job."""
     cpus: float = 0.25
     memory: str = "64MiB"
+    step_down: bool = False
+    """Whether to try the fail-over: MongoDB's primary steps down."""
 
 
 def examine(subject: Subject, *, skip: Sequence[str] = (), report: Callable[[str], None]) -> list[Check]:
@@ -99,9 +104,11 @@ def _versions(subject: Subject, client: Client) -> Iterator[Check]:
     own, api = version("weft-platform"), client.version()["version"]
     same = own == api
     yield Check(
-        "versions", PASS if same else FAIL, f"lcm {own}, api {api}",
+        "versions",
+        PASS if same else FAIL,
+        f"lcm {own}, api {api}",
         "" if same else "wait for the end of the upgrade, or repeat it: all services have one version",
-    )  # fmt: skip
+    )
     if subject.settings.cluster != "kubernetes":
         yield Check("kubernetes version", NOT_APPLICABLE, "learners are not pods")
         return
@@ -109,9 +116,11 @@ def _versions(subject: Subject, client: Client) -> Iterator[Check]:
     number = tuple(int("".join(filter(str.isdigit, answer[part]))) for part in ("major", "minor"))
     fits = number >= _OLDEST_KUBERNETES
     yield Check(
-        "kubernetes version", PASS if fits else FAIL, str(answer["gitVersion"]),
+        "kubernetes version",
+        PASS if fits else FAIL,
+        str(answer["gitVersion"]),
         "" if fits else "Weft needs Kubernetes 1.31 or later",
-    )  # fmt: skip
+    )
 
 
 def _job_store(subject: Subject, client: Client) -> Iterator[Check]:
@@ -121,14 +130,26 @@ def _job_store(subject: Subject, client: Client) -> Iterator[Check]:
         yield Check("job store", NOT_APPLICABLE, "files of one machine")
         return
     yield Check("job store", PASS, "one winner of each race, linearizable reads")
-    count = len(asyncio.run(members(subject.settings.job_store)))
-    if count >= _ENOUGH_MEMBERS:
-        yield Check("job store fail-over", PASS, f"a majority of {count} members elects another primary")
-    elif count == 1:
-        yield Check("job store fail-over", NOT_APPLICABLE, "one member: jobs wait while it restarts")
-    else:
-        detail = f"{count} members: no majority without one of them"
-        yield Check("job store fail-over", FAIL, detail, "add members until there are three")
+    yield _fail_over(subject)
+
+
+def _fail_over(subject: Subject) -> Check:
+    name, uri = "job store fail-over", subject.settings.job_store
+    described = asyncio.run(replica_set(uri))
+    count = len(described.members)
+    if not described.name:
+        return Check(
+            name, NOT_APPLICABLE, f"{', '.join(described.members)} is no replica set: jobs wait while it restarts"
+        )
+    if count == 1:
+        return Check(name, NOT_APPLICABLE, f"one member, {described.primary}: jobs wait while it restarts")
+    detail = f"{', '.join(described.members)} of {described.name}, written with {{{described.write_concern}}}"
+    if count < _ENOUGH_MEMBERS:
+        return Check(name, FAIL, f"{detail}: no majority without one of them", "add members until there are three")
+    if not subject.step_down:
+        return Check(name, NOT_APPLICABLE, f"{detail}; --step-down tries it: jobs wait some seconds for a new primary")
+    before, after, took_s = asyncio.run(step_down(uri))
+    return Check(name, PASS, f"{detail}; {before} stepped down, {after} was written to after {took_s:.1f} s")
 
 
 def _objects(subject: Subject, client: Client) -> Iterator[Check]:
@@ -140,9 +161,10 @@ def _objects(subject: Subject, client: Client) -> Iterator[Check]:
 def _broker(subject: Subject, client: Client) -> Iterator[Check]:
     del client
     if subject.settings.hints == "drop" or subject.settings.broker_url == "filesystem://":
-        yield Check("broker", NOT_APPLICABLE, "this service has no broker; the readiness of the worker tells of it")
+        yield Check("broker", NOT_APPLICABLE, "hints go without a broker")
         return
-    yield Check("broker", PASS, check_broker(subject.settings))
+    name = check_broker(subject.settings)
+    yield Check("broker", PASS, f"{name} delivered a hint in {deliver_hint(subject.settings) * 1000:.0f} ms")
 
 
 def _rights(subject: Subject, client: Client) -> Iterator[Check]:
@@ -178,9 +200,13 @@ async def _may(api: Api, right: Right, namespace: str = "") -> bool:
     """True if this service account has the right in the namespace; empty: in all of them."""
     resource, _, part = right.resource.partition("/")
     wanted = {
-        "verb": right.verb, "group": right.group, "resource": resource, "subresource": part, "name": right.name,
+        "verb": right.verb,
+        "group": right.group,
+        "resource": resource,
+        "subresource": part,
+        "name": right.name,
         "namespace": namespace,
-    }  # fmt: skip
+    }
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
@@ -212,9 +238,12 @@ def _gang(subject: Subject, client: Client) -> Iterator[Check]:
         return
     chosen = KubernetesSettings().gang
     options = KubernetesOptions(
-        helper_image="-", learner_image="-", entry_script="", addresses={},
+        helper_image="-",
+        learner_image="-",
+        entry_script="",
+        addresses={},
         gang=None if chosen == "auto" else GangMethod(chosen),
-    )  # fmt: skip
+    )
     method = asyncio.run(_kubernetes(lambda api: gang_method(api, options)))
     yield Check("gang", PASS, f"{method.value}: {_GANGS[method]}")
 
@@ -254,16 +283,20 @@ def _walls(subject: Subject, client: Client) -> Iterator[Check]:
     answer = json.loads(line)
     if answer["reached"]:
         yield Check(
-            "walls", FAIL, f"a learner reached {', '.join(answer['reached'])}",
+            "walls",
+            FAIL,
+            f"a learner reached {', '.join(answer['reached'])}",
             "NetworkPolicies are not enforced: install a network plugin that does, e.g. Cilium or Calico",
-        )  # fmt: skip
+        )
     else:
         yield Check("walls", PASS, f"a learner reached none of {', '.join(name for name, *_ in targets)}")
     skew = max(began - answer["time"], answer["time"] - ended, 0.0)
     yield Check(
-        "clocks", PASS if skew < _SKEW_S else FAIL, f"the learner's clock is off by {skew:.0f} s or less",
+        "clocks",
+        PASS if skew < _SKEW_S else FAIL,
+        f"the learner's clock is off by {skew:.0f} s or less",
         "" if skew < _SKEW_S else "run NTP on all nodes",
-    )  # fmt: skip
+    )
 
 
 def _mongodb_hosts(uri: str) -> list[tuple[str, str, int]]:
@@ -282,9 +315,11 @@ def _gpus(subject: Subject, client: Client) -> Iterator[Check]:
     (line,) = _run(subject, client, "ls /dev | grep -c '^nvidia[0-9]' || true", gpus=1)
     devices = int(line)
     yield Check(
-        "gpu", PASS if devices else FAIL, f"a learner with one GPU sees {devices} devices",
+        "gpu",
+        PASS if devices else FAIL,
+        f"a learner with one GPU sees {devices} devices",
         "" if devices else "install the device plugin and the container runtime of the GPUs' maker on the nodes",
-    )  # fmt: skip
+    )
 
 
 def _run(subject: Subject, client: Client, command: str, **resources: Any) -> list[str]:

@@ -23,11 +23,19 @@ GRAFANA_DASHBOARD: Final = Path(__file__).with_name("grafana.json")
 LEARNER_TOKENS: Final = "learner-tokens"
 ADMIN_KEY: Final = "admin-key"
 PASSWORDS: Final = (
-    "mongodb", "mongodb-admin", "mongodb-key", "rabbitmq", "erlang-cookie", "s3-access", "s3-secret", "grafana",
-)  # fmt: skip
+    "mongodb",
+    "mongodb-admin",
+    "mongodb-key",
+    "rabbitmq",
+    "erlang-cookie",
+    "s3-access",
+    "s3-secret",
+    "grafana",
+)
 _REST, _API_GRPC, _INNER, _OPERATIONS, _ETCD_PORT = 8080, 8081, 7000, 7001, 2379
 USES_JOB_STORE: Final = frozenset({"api", "lcm", "guardian", "metrics"})
-USES_BROKER: Final = frozenset({"api", "worker"})
+USES_BROKER: Final = frozenset({"api", "lcm", "worker"})
+"""The lcm for `weft conformance`, which runs in its container."""
 USES_OBJECT_STORE: Final = frozenset({"api", "lcm", "metrics"})
 TLS_FOLDER: Final = "tls"
 
@@ -77,11 +85,13 @@ def volumes(made: Made) -> dict[str, Volume]:
     content[ETCD] = Volume(_tls(made, ETCD), ("data",))
     content[SCRAPER] = Volume(
         {
-            **_tls(made, SCRAPER), ADMIN_KEY: made.admin_key.encode(),
-            "prometheus.yml": _prometheus().encode(), "web.yml": _prometheus_server().encode(),
+            **_tls(made, SCRAPER),
+            ADMIN_KEY: made.admin_key.encode(),
+            "prometheus.yml": _prometheus().encode(),
+            "web.yml": _prometheus_server().encode(),
         },
         ("data",),
-    )  # fmt: skip
+    )
     content[DASHBOARDS] = Volume(
         {
             "admin-password": passwords["grafana"].encode(),

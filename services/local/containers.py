@@ -1,8 +1,9 @@
-"""Prepares an installation of containers (docker-compose.yml), and says whether a container is ready.
+"""Prepares an installation of containers (docker-compose.yml), and answers the probes of a container.
 
     python -m services.local.containers setup      makes and distributes keys, certificates and passwords
     python -m services.local.containers mongodb    makes the replica set and the users of a new MongoDB server
-    python -m services.local.containers ready      exit code 0 if the service of this container is ready
+    python -m services.local.containers serving    exit code 0 if the service of this container shall get traffic
+    python -m services.local.containers ready      exit code 0 if it can do all its work: it reaches all its stores
     python -m services.local.containers alive      exit code 0 if its event loop runs
 
 ``setup`` makes each value once, at random, and keeps all of them in a volume that only it mounts. It gives each
@@ -38,6 +39,8 @@ _ROOT: Final = frozenset({"node"})
 _MONGODB_USERS: Final = Path("/data/db/users.json")
 _MONGODB_PORT: Final = 27_017
 _MONGODB_WITHIN_S: Final = 240.0
+_PROBES: Final = {"serving": "/servingz", "ready": "/readyz", "alive": "/healthz"}
+"""Command -> path of the operations address."""
 _READY_TIMEOUT_S: Final = 8.0
 
 
@@ -96,14 +99,17 @@ def prepare_mongodb() -> None:
 
     passwords = json.loads(_MONGODB_USERS.read_text())
     wanted = Installation(
-        replica_set="weft", member=f"mongodb:{_MONGODB_PORT}", user="weft", password=passwords["mongodb"],
+        replica_set="weft",
+        member=f"mongodb:{_MONGODB_PORT}",
+        user="weft",
+        password=passwords["mongodb"],
         admin_password=passwords["mongodb-admin"],
-    )  # fmt: skip
+    )
     install(wanted, port=_MONGODB_PORT, within_s=_MONGODB_WITHIN_S)
 
 
 def why_not_ready(home: Home, path: str = "/readyz") -> str:
-    """Why the service of this container is not ready; empty if it is. ``path``: with /healthz: is not alive."""
+    """Why the service of this container is not ready; empty if it is. ``path``: of another probe (``_PROBES``)."""
     own = [name for name, address in home.addresses().items() if address.startswith("tls:0.0.0.0:")]
     name = next(name for name in own if name.endswith("-ops"))
     address = Address(f"tls:localhost:{home.address(name).host_port[1]}", home.tls)
@@ -121,18 +127,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m services.local.containers", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("command", choices=("setup", "mongodb", "ready", "alive"))
+    parser.add_argument("command", choices=("setup", "mongodb", *_PROBES))
     command = parser.parse_args().command
     try:
         if command == "setup":
             setup(INSTALLATION, VOLUMES)
         elif command == "mongodb":
             prepare_mongodb()
-        else:
-            path = "/readyz" if command == "ready" else "/healthz"
-            if why := why_not_ready(Home(default_home(), TlsFiles.given()), path):
-                print(why)
-                return 1
+        elif why := why_not_ready(Home(default_home(), TlsFiles.given()), _PROBES[command]):
+            print(why)
+            return 1
     except (WeftError, OSError) as error:
         sys.stderr.write(f"{command}: {error}\n")
         return 1

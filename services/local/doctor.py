@@ -50,9 +50,11 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield "home", writable, f"{home.root}", f"make {base} writable, or choose a folder with WEFT_HOME"
     kind = _filesystem(base)
     yield (
-        "file system", kind not in _NETWORK_FILESYSTEMS, kind,
+        "file system",
+        kind not in _NETWORK_FILESYSTEMS,
+        kind,
         "put WEFT_HOME on a local disk: locks and fsync of network file systems lose data",
-    )  # fmt: skip
+    )
     free = shutil.disk_usage(base).free
     yield "disk", free > _LOW_DISK, f"{free / 1e9:.0f} GB free", f"free some space below {base}"
     secrets = home / "secrets"
@@ -152,9 +154,16 @@ def _sandbox() -> str:
     argv = [bwrap, "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"]
     try:
         trial = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=10, cwd="/", user=user, group=user,
+            argv,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=10,
+            cwd="/",
+            user=user,
+            group=user,
             extra_groups=None if user is None else [],
-        )  # fmt: skip
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return f"bubblewrap cannot be tried: {error}"
     if trial.returncode == 0:

@@ -16,7 +16,7 @@ from services.core.bootstrap import wiring
 from services.core.domain.errors import IllegalTransition, InvalidSpec
 from services.core.domain.job import PLATFORM, Job, set_desired
 from services.core.domain.spec import parse_spec
-from services.core.domain.status import Desired, Status
+from services.core.domain.status import Desired
 from services.core.ports.job_store import JobQuery, JobStore
 from services.core.runtime.home import STOPPING, Home
 from services.core.runtime.processes import identify, write_process_file
@@ -60,8 +60,8 @@ async def queue_again(settings: Settings) -> Sequence[str]:
     clock = wiring.clock()
     store = await wiring.job_store(settings)
     try:
-        halted = [job async for job in all_jobs(store, JobQuery(statuses=(Status.HALTED,))) if job.halted_by_platform]
-        return [job.id for job in halted if await _changed(store, job, Desired.RUN, clock.now_ms())]
+        stopped = [job async for job in all_jobs(store, JobQuery(stopped=True))]
+        return [job.id for job in stopped if await _changed(store, job, Desired.RUN, clock.now_ms())]
     finally:
         await store.close()
 

@@ -14,8 +14,11 @@ def end_all(home: Home) -> None:
     """Ends the processes of all learners. Their folders stay. Raises WeftError if some could not be ended."""
     ended = subprocess.run(
         [sys.executable, "-P", "-m", "services.node", "end-all"],
-        env={**platform_environment(), "WEFT_HOME": str(home.root)}, capture_output=True, text=True, check=False,
+        env={**platform_environment(), "WEFT_HOME": str(home.root)},
+        capture_output=True,
+        text=True,
+        check=False,
         cwd="/",
-    )  # fmt: skip
+    )
     if ended.returncode:
         raise WeftError(f"some learners could not be ended: {ended.stderr.strip()[-500:]}")

@@ -80,15 +80,19 @@ def lay_out_service(service: str, mounted: Path, home: Path, environ: Mapping[st
 def _settings(service: str, stores: Path, hosts: str) -> str:
     lines: list[str] = []
     if service in USES_JOB_STORE:
-        uri = stores / "mongodb-uri"
-        value = _text(uri) if uri.exists() else mongodb_uri(hosts.format("mongodb"), _text(stores / "mongodb-password"))
-        lines.append(f"WEFT_JOB_STORE={value}\n")
+        lines.append(f"WEFT_JOB_STORE={job_store_uri(stores, hosts)}\n")
     if service in USES_BROKER:
         uri = stores / "rabbitmq-uri"
         inside = hosts.format("rabbitmq")
         value = _text(uri) if uri.exists() else rabbitmq_uri(inside, _text(stores / "rabbitmq-password"))
         lines.append(f"WEFT_BROKER_URL={value}\n")
     return "".join(lines)
+
+
+def job_store_uri(stores: Path, hosts: str) -> str:
+    """The URI of MongoDB, outside or in the release. ``stores``: the folder of mounted Secrets."""
+    uri = stores / "mongodb-uri"
+    return _text(uri) if uri.exists() else mongodb_uri(hosts.format("mongodb"), _text(stores / "mongodb-password"))
 
 
 def lay_out_store(store: str, mounted: Path, private: Path) -> None:
@@ -108,9 +112,12 @@ def make_mongodb_users(mounted: Path, member: str) -> None:
     """Runs in the server's pod. Raises Unavailable if the server does not get ready."""
     keys = mounted / "keys"
     wanted = Installation(
-        replica_set="weft", member=f"{member}:{_MONGODB_PORT}", user="weft", password=_text(keys / "password"),
+        replica_set="weft",
+        member=f"{member}:{_MONGODB_PORT}",
+        user="weft",
+        password=_text(keys / "password"),
         admin_password=_text(keys / "admin-password"),
-    )  # fmt: skip
+    )
     install(wanted, port=_MONGODB_PORT, within_s=_MONGODB_WITHIN_S)
 
 

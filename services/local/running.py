@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection
 from typing import Any, Final
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import WeftError
 from services.core.domain.status import Status
 from services.core.failpoints.points import under_failpoints
@@ -104,5 +105,5 @@ def reported_caches(home: Home) -> dict[str, Any]:
         report = json.loads((home / "run" / "node-caches.json").read_text())
         sizes = {str(kind): int(size) for kind, size in report["bytes"].items()}
         return {"bytes": sizes, "max_bytes": int(report["max_bytes"])}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *MALFORMED):
         return {}

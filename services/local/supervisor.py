@@ -334,9 +334,12 @@ def _listen(settings: LocalSettings) -> dict[str, socket.socket]:
     """
     home = settings.installation
     held = listen_for_users(
-        home, host=settings.host, port=settings.port,
-        grpc_host=settings.api_grpc_host, grpc_port=settings.api_grpc_port,
-    )  # fmt: skip
+        home,
+        host=settings.host,
+        port=settings.port,
+        grpc_host=settings.api_grpc_host,
+        grpc_port=settings.api_grpc_port,
+    )
     addresses = home.addresses()
     for name, listener in held.items():
         host, port = listener.getsockname()[:2]

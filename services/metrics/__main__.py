@@ -19,6 +19,7 @@ from services.metrics.attempt_ends import AttemptEnds
 from services.metrics.attempts import Attempts
 from services.metrics.control import Control
 from services.metrics.damaged_files import watch_damaged_files
+from services.metrics.data_signing import DataSigning
 from services.metrics.following import Follower, Notifier
 from services.metrics.heartbeats import Heartbeats
 from services.metrics.instrumentation import Instrumentation
@@ -29,7 +30,7 @@ from services.metrics.rpc.telemetry import Telemetry
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharding import sharding
 from services.metrics.signing import Signing
-from services.metrics.wiring import connect, objects_for_pods
+from services.metrics.wiring import connect, data_stores, objects_for_pods
 
 
 async def main(service: Service) -> None:
@@ -47,11 +48,22 @@ async def main(service: Service) -> None:
     reports = Reports(ports.status, attempts)
     signing = Signing(attempts, object_urls(settings))
     ends = AttemptEnds(lambda: job_store(settings), attempts, ports.clock, late_s=settings.metrics_late_s)
+    data = DataSigning(signing, lambda: data_stores(settings))
     control = Control(attempts, changes, service.stopping, settings.metrics_keep_alive_s)
     intake = Intake(
-        ports.store, attempts, reports, heartbeats, notifier, instrumentation, settings.metrics_gather_s, signing, ends,
-        control, ObjectCalls(signing, objects_for_pods(settings)),
-    )  # fmt: skip
+        ports.store,
+        attempts,
+        reports,
+        heartbeats,
+        notifier,
+        instrumentation,
+        settings.metrics_gather_s,
+        signing,
+        ends,
+        control,
+        ObjectCalls(signing, objects_for_pods(settings)),
+        data,
+    )
     pace = (notifier, service.stopping, settings.metrics_keep_alive_s, settings.metrics_follow_pause_s)
     telemetry = Telemetry(
         ports.store, attempts, heartbeats, Follower(*pace), Follower(*pace), instrumentation, ports.store
@@ -80,8 +92,12 @@ async def main(service: Service) -> None:
             damaged_files = watch_damaged_files(ports.store, quarantine, ports.clock)
             # Serving does not wait for membership: etcd may be away, and logs do not depend on it.
             background = (
-                membership.start(), attempts.follow(), heartbeats.forget_old(), damaged_files, shards.complete(),
-            )  # fmt: skip
+                membership.start(),
+                attempts.follow(),
+                heartbeats.forget_old(),
+                damaged_files,
+                shards.complete(),
+            )
             tasks = [group.create_task(coroutine) for coroutine in background]
             service.started = True
             await service.stopping.wait()
@@ -91,7 +107,7 @@ async def main(service: Service) -> None:
     finally:
         await asyncio.gather(*(server.stop(0) for server in servers))
         await membership.leave()
-        await asyncio.gather(ends.close(), shards.close())
+        await asyncio.gather(ends.close(), data.close(), shards.close())
         await ports.close()
 
 

@@ -48,6 +48,7 @@ class AttemptEnds:
         self._jobs: JobStore | None = None
         self._opening = asyncio.Lock()
         self._known: dict[tuple[str, int], _Known] = {}
+        self._reading: dict[tuple[str, int], asyncio.Task[_Known]] = {}
 
     async def check(self, learner: LearnerIdentity) -> None:
         """Raises PermissionDenied for an append that comes too late, Unavailable if that cannot be known now."""
@@ -68,12 +69,26 @@ class AttemptEnds:
         key, now = (learner.job, learner.attempt), self._clock.now_ms()
         known = self._known.pop(key, None)
         if known is None or (known.ended_at is None and now - known.read_at > _READ_AGAIN_MS):
-            job = await (await self._store()).get(learner.job)
-            known = _Known(now, None if job is None else declared_end(job, learner.attempt))
+            known = await self._read(key)
         self._known[key] = known  # last: the oldest are dropped first
         while len(self._known) > _KEPT:
             del self._known[next(iter(self._known))]
         return known.ended_at
+
+    async def _read(self, key: tuple[str, int]) -> _Known:
+        """All learners of a gang share a read: they end at the same time, and the job store may be slow."""
+        task = self._reading.get(key)
+        if task is None:
+            task = self._reading[key] = asyncio.create_task(self._declared(*key))
+            task.add_done_callback(lambda _: self._reading.pop(key, None))
+            # Retrieves the error: all callers may have been cancelled.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    async def _declared(self, job_id: str, attempt: int) -> _Known:
+        read_at = self._clock.now_ms()
+        job = await (await self._store()).get(job_id)
+        return _Known(read_at, None if job is None else declared_end(job, attempt))
 
     async def _store(self) -> JobStore:
         async with self._opening:

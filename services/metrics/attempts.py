@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
 
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.errors import Unavailable
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.status import PHASE_ORDER, Phase
@@ -31,8 +32,6 @@ from services.core.ports.status_store import Entry, StatusStore
 
 _RETRY_AFTER_S: Final = 1.0
 _CAUSES: Final = frozenset({"halt", "kill", "peer", "deadline"})
-_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON of unknown origin may raise."""
 log = structlog.get_logger()
 
 
@@ -55,7 +54,7 @@ class LearnerState:
     order: tuple[int, int, int]
     """(attempt, run, seq) of its last report."""
     ready: bool
-    """In phase READY or a later one, and not given up."""
+    """In phase READY or a later one, and neither given up nor ended by a stop: nothing starts in a stopped gang."""
     stored: bool
     """In the last phase: its helper has declared the end."""
     revision: int
@@ -78,6 +77,21 @@ class _Job:
     attempt: Attempt | None = None
     stop: Stop | None = None
     learners: dict[str, LearnerState] = field(default_factory=dict)
+    ready: Counter[int] = field(default_factory=Counter)
+    """Attempt -> its learners that are ready: all learners of a gang read it again and again."""
+
+    def set_learner(self, name: str, state: LearnerState | None) -> None:
+        """Replaces the state of a learner; None: it has no status."""
+        known = self.learners.pop(name, None)
+        if known is not None:
+            self.ready[known.attempt] -= known.ready
+        if state is not None:
+            self.learners[name] = state
+            self.ready[state.attempt] += state.ready
+
+    def is_ready(self, attempt: Attempt | None) -> bool:
+        """True if every learner of the attempt is ready."""
+        return attempt is not None and self.ready[attempt.number] >= attempt.learners
 
 
 @dataclass(slots=True)
@@ -91,7 +105,7 @@ def read_status(text: str | bytes) -> LearnerStatus | None:
     """Parses a learner's status and makes its texts storable; None if it is malformed."""
     try:
         return load(LearnerStatus, _storable(json.loads(text)))
-    except _MALFORMED:
+    except MALFORMED:
         return None
 
 
@@ -109,7 +123,9 @@ def _storable(value: Any) -> Any:
 
 class Attempts:
     def __init__(self, status: StatusStore, on_change: Callable[[str], None] = lambda _: None) -> None:
-        """``on_change(job_id)`` is called when the view of a job has changed."""
+        """``on_change(job_id)`` is called when the desired state of a job's learners may have changed: by its attempt,
+        its stop, or because the last learner of its gang became ready. Other reports change it for no other learner.
+        """
         self._status, self._on_change = status, on_change
         self._jobs: dict[str, _Job] = {}
         self._running: dict[str, asyncio.Task[Attempt | None]] = {}
@@ -145,8 +161,9 @@ class Attempts:
             if status is not None and status.name == key.name:
                 self.record(key.job_id, status, entry.mod_revision, age=self.age)
             else:  # the learner did not write this: its next report must be written, not taken as unchanged
-                self._jobs.setdefault(key.job_id, _Job()).learners.pop(key.name, None)
-        self._on_change(key.job_id)
+                self._jobs.setdefault(key.job_id, _Job()).set_learner(key.name, None)
+        if not key.is_learner:
+            self._on_change(key.job_id)
 
     def record(self, job_id: str, status: LearnerStatus, revision: int, *, age: int) -> None:
         """Enters a learner's status, stored at this revision, into the view.
@@ -156,15 +173,18 @@ class Attempts:
         """
         if age != self.age:
             return
-        learners = self._jobs.setdefault(job_id, _Job()).learners
-        known = learners.get(status.name)
+        job = self._jobs.setdefault(job_id, _Job())
+        known = job.learners.get(status.name)
         if known is None or known.revision < revision:
-            ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not status.helper_failed
+            stopped = status.exit is not None and bool(status.exit.stop_cause)
+            ready = PHASE_ORDER[status.phase] >= PHASE_ORDER[Phase.READY] and not (status.helper_failed or stopped)
             stored = status.phase is Phase.STORED
-            learners[status.name] = LearnerState(status.attempt, status.order, ready, stored, revision)
+            was_ready = job.is_ready(job.attempt)
+            job.set_learner(status.name, LearnerState(status.attempt, status.order, ready, stored, revision))
             if known is None or known.order[:2] < status.order[:2]:
                 self._forget_start(job_id, status)
-            self._on_change(job_id)
+            if job.is_ready(job.attempt) and not was_ready:
+                self._on_change(job_id)
 
     def _forget_start(self, job_id: str, status: LearnerStatus) -> None:
         """A new run of a learner may start only after a linearizable read of its own."""
@@ -184,10 +204,11 @@ class Attempts:
         elif key.is_stop:
             job.stop = None
         elif key.is_learner:
-            job.learners.pop(key.name, None)
+            job.set_learner(key.name, None)
         if job.attempt is None and job.stop is None and not job.learners:
             del self._jobs[key.job_id]
-        self._on_change(key.job_id)
+        if not key.is_learner:
+            self._on_change(key.job_id)
 
     def cached(self, job_id: str) -> Attempt | None:
         """The current attempt according to the view."""
@@ -221,9 +242,8 @@ class Attempts:
         started = self._started.get(job_id)
         if started is not None and started.attempt == attempt.number:
             return True
-        learners: Mapping[str, LearnerState] = self._jobs[job_id].learners if job_id in self._jobs else {}
-        ready = sum(state.ready and state.attempt == attempt.number for state in learners.values())
-        if ready < attempt.learners:
+        job = self._jobs.get(job_id)
+        if job is None or not job.is_ready(attempt):
             return False
         self._started[job_id] = _StartedGang(attempt.number)
         return True
@@ -285,7 +305,7 @@ def _attempt(entry: Entry) -> Attempt | None:
     try:
         value = json.loads(entry.value)
         return Attempt(int(value["attempt"]), int(value["learners"]), entry.value)
-    except _MALFORMED:
+    except MALFORMED:
         log.warning("attempt.skipped", key=entry.key)
         return None
 
@@ -295,7 +315,7 @@ def _stop(entry: Entry) -> Stop | None:
     try:
         value = json.loads(entry.value)
         stop = Stop(int(value["attempt"]), int(value["generation"]), str(value["cause"]), int(value["grace_ms"]))
-    except _MALFORMED:
+    except MALFORMED:
         stop = None
     if stop is None or stop.cause not in _CAUSES or not 0 <= stop.grace_ms < 2**32 or not 0 <= stop.generation < 2**63:
         log.warning("stop.skipped", key=entry.key)

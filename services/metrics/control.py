@@ -30,7 +30,7 @@ class Desired:
 
 class Control:
     def __init__(self, attempts: Attempts, changes: Notifier, stopping: asyncio.Event, keep_alive_s: float) -> None:
-        """``changes`` is notified of each change of the view ``attempts``."""
+        """``changes`` is notified by the view ``attempts``."""
         self._attempts, self._changes = attempts, changes
         self._stopping, self._keep_alive_s = stopping, keep_alive_s
 
@@ -56,10 +56,7 @@ class Control:
         raise Unavailable("the metrics service is stopping; call again", retry_after_s=_RETRY_AFTER_S)
 
     async def _read_if_needed(self, learner: LearnerIdentity, sent: Desired | None) -> Desired:
-        """``read``; the view alone while it shows that a read would not change the answer.
-
-        Each report of a learner of a gang is a change for all of them: a read of etcd for each would be O(n^2).
-        """
+        """``read``; the view alone while it shows that a read would not change the answer."""
         attempt = self._attempts.cached(learner.job)
         is_unchanged = attempt is not None and attempt.number == learner.attempt
         if sent is None or attempt is None or not is_unchanged:

@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import InvalidRequest, NoSpace, Unavailable, WeftError
 from services.core.domain.learner import Exit
 from services.core.domain.plan import SCHEMA as PLAN_SCHEMA
@@ -32,7 +33,7 @@ from services.core.ports.cluster import LearnerProcess, Node, Observation
 from services.core.runtime import sdk
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.edges import log_unexpected
-from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, MALFORMED, RUN, LearnerDocument
+from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, RUN, LearnerDocument
 from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation
@@ -102,10 +103,13 @@ class Agent:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._watchers: set[asyncio.Queue[str | None]] = set()
         self._supervisor = LearnerSupervisor(
-            helper_command=shlex.split(settings.node_helper_command), helper_env=helper_environment(os.environ),
-            helper_backoff_s=settings.node_helper_backoff_s, helper_silence_s=settings.node_helper_silence_s,
-            instrumentation=instrumentation, on_change=self._changed,
-        )  # fmt: skip
+            helper_command=shlex.split(settings.node_helper_command),
+            helper_env=helper_environment(os.environ),
+            helper_backoff_s=settings.node_helper_backoff_s,
+            helper_silence_s=settings.node_helper_silence_s,
+            instrumentation=instrumentation,
+            on_change=self._changed,
+        )
         self._lock_fd = -1
 
     @classmethod
@@ -257,9 +261,12 @@ class Agent:
             ports=pick_ports(plan, taken, self._ports, reservation.port_is_free),
         )
         documents = reservation.documents(
-            plan, allotment, home=self._home, isolation=self.isolation.name,
+            plan,
+            allotment,
+            home=self._home,
+            isolation=self.isolation.name,
             objects_here=self._settings.object_store == "folder",
-        )  # fmt: skip
+        )
         return [self._with_isolation(document, attempt / document.learner.name) for document in documents]
 
     def _with_isolation(self, document: LearnerDocument, folder: Path) -> LearnerDocument:
@@ -356,9 +363,15 @@ class Agent:
         processes = await asyncio.to_thread(_matcher([folder]).members)
         end = None if processes else Exit(time=_now_ms(), lost=True)
         return LearnerProcess(
-            name=folder.name, attempt=int(folder.parent.name), state="running" if processes else "exited", run=RUN,
-            started=round(folder.stat().st_mtime * 1000), exit=end, readable=False, node=self.node.name,
-        )  # fmt: skip
+            name=folder.name,
+            attempt=int(folder.parent.name),
+            state="running" if processes else "exited",
+            run=RUN,
+            started=round(folder.stat().st_mtime * 1000),
+            exit=end,
+            readable=False,
+            node=self.node.name,
+        )
 
     async def _end_unreadable(self, folders: list[Path]) -> None:
         if folders and not await kill_all(_matcher(folders).members, timeout_s=_GONE_S):

@@ -19,7 +19,8 @@ from typing import Final
 
 import structlog
 
-from services.core.runtime.learner_folder import LEARNER_FILE, MALFORMED, PREPARED_FILE
+from services.core.domain.codec import MALFORMED
+from services.core.runtime.learner_folder import LEARNER_FILE, PREPARED_FILE
 from services.node.disk import measure
 from services.node.files import remove_tree
 from services.node.learner import Learner, is_folder

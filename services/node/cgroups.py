@@ -23,9 +23,10 @@ from typing import Final
 
 import structlog
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import read_json, write_json
-from services.core.runtime.learner_folder import MALFORMED, LearnerDocument
+from services.core.runtime.learner_folder import LearnerDocument
 
 _V1: Final = ("memory", "pids", "cpu", "freezer")
 _V2: Final = ("memory", "pids", "cpu")

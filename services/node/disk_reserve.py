@@ -79,9 +79,12 @@ class ReserveWatch:
     """``learners`` returns those of this machine."""
 
     def __init__(
-        self, settings: NodeSettings, instrumentation: Instrumentation, learners: Callable[[], Iterable[Learner]],
+        self,
+        settings: NodeSettings,
+        instrumentation: Instrumentation,
+        learners: Callable[[], Iterable[Learner]],
         frozen_count: FrozenCount,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._frozen_count = frozen_count
         self._folder = settings.installation / "node"
         self.reserve = capacity.disk_reserve(settings, self._folder)
@@ -98,11 +101,11 @@ class ReserveWatch:
             pause_s = self._longest_s
             with log_unexpected("disk.reserve_failed"):
                 if list(self._learners()):
-                    pause_s = await asyncio.to_thread(self._look)
+                    pause_s = await asyncio.to_thread(self._observe)
             await asyncio.sleep(pause_s)
 
-    def _look(self) -> float:
-        """Seconds until the next look."""
+    def _observe(self) -> float:
+        """Ends learners if too little is left of the disk. Returns the seconds until the next observation."""
         disk = os.statvfs(self._folder)
         free, files = disk.f_bavail * disk.f_frsize, disk.f_favail
         self._instrumentation.disk_free.set(free)

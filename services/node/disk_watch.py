@@ -40,9 +40,12 @@ class DiskWatch:
     """``learners`` returns those of this machine."""
 
     def __init__(
-        self, settings: NodeSettings, instrumentation: Instrumentation, learners: Callable[[], Iterable[Learner]],
+        self,
+        settings: NodeSettings,
+        instrumentation: Instrumentation,
+        learners: Callable[[], Iterable[Learner]],
         frozen_count: FrozenCount,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._frozen_count = frozen_count
         half = shutil.disk_usage(settings.installation.root).total // 2
         self._max_bytes = settings.node_disk or half
@@ -58,7 +61,7 @@ class DiskWatch:
         while True:
             began = time.monotonic()
             with log_unexpected("disk.watch_failed"):
-                await self._look()
+                await self._observe()
             await self._pause(time.monotonic() - began)
 
     async def _pause(self, took_s: float) -> None:
@@ -69,7 +72,7 @@ class DiskWatch:
             if await asyncio.to_thread(self._free_space.shortage):
                 return
 
-    async def _look(self) -> None:
+    async def _observe(self) -> None:
         totals, children = Counter[str](), dict[int, list[int]]()
         running = [learner for learner in self._learners() if is_running(learner)]
         for learner in running:

@@ -27,9 +27,12 @@ def fill_environment(
     """
     folders = {folder: f"{job_dir}/{name}" for folder, name in JOB_FOLDERS.items()}
     values = ClusterValues(
-        address_of=lambda _: LOOPBACK, ports=ports, interface=_INTERFACE,
-        folders={**folders, Folder.JOB_STATE: job_dir, Folder.SDK: sdk}, gpu_count=len(gpus),
-    )  # fmt: skip
+        address_of=lambda _: LOOPBACK,
+        port_of=ports.__getitem__,
+        interface=_INTERFACE,
+        folders={**folders, Folder.JOB_STATE: job_dir, Folder.SDK: sdk},
+        gpu_count=len(gpus),
+    )
     return {
         "PATH": BASE_PATH,
         **learner.env,

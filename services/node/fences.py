@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NoSpace, StaleFence
 from services.core.runtime.durable_files import read_json, write_json
 
@@ -86,7 +87,7 @@ class Fences:
             if document is None:
                 return _Fence((0, 0), (0, 0))
             return _Fence(_pair(document.get("highest", (0, 0))), _pair(document.get("sealed", (0, 0))))
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except MALFORMED as error:
             # The next call replaces it. Until then a stale call would pass: better than a job without an end.
             log.error("fence.read_failed", job=job, why=str(error))  # noqa: TRY400 - the message is complete
             return _Fence((0, 0), (0, 0))

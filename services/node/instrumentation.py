@@ -22,13 +22,15 @@ class Instrumentation:
             registry=registry,
         )
         self.ports_taken = Counter(
-            "weft_node_ports_taken", "Learners that were ended because they listened on a port of another job",
+            "weft_node_ports_taken",
+            "Learners that were ended because they listened on a port of another job",
             registry=registry,
-        )  # fmt: skip
+        )
         self.disk_free = Gauge(
-            "weft_node_disk_free_bytes", "Free bytes of the learners' file system, while there are learners",
+            "weft_node_disk_free_bytes",
+            "Free bytes of the learners' file system, while there are learners",
             registry=registry,
-        )  # fmt: skip
+        )
         self.cache = Gauge("weft_node_cache_bytes", "Bytes in the caches", ["cache"], registry=registry)
         self.cache_removed = Counter(
             "weft_node_cache_removed", "Entries of caches that were removed to keep to the bound", registry=registry

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from services.core.domain.codec import dump
+from services.core.domain.codec import MALFORMED, dump
 from services.core.domain.learner import Exit
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.durable_files import read_json, sync_folder, write_json, write_reserved
@@ -22,7 +22,6 @@ from services.core.runtime.learner_folder import (
     GPUS_FILE,
     JOB_FOLDER,
     LEARNER_FILE,
-    MALFORMED,
     SHIM_FILE,
     SHIM_LOCK,
     STOP_FILE,

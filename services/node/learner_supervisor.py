@@ -35,9 +35,15 @@ from services.node.processes import Process, ProcessMatcher, kill_all
 _HELPER_PREFIXES: Final = ("WEFT_", "UV_", "PIP_", "SSL_CERT_", "XDG_")
 """Helpers build environments and fetch data, so they get the names of the operator's mirrors, proxies and caches."""
 _NOT_FOR_HELPERS: Final = frozenset(
-    {"WEFT_JOB_STORE", "WEFT_BROKER_URL", "WEFT_S3_ACCESS_KEY", "WEFT_S3_SECRET_KEY", "WEFT_S3_SESSION_TOKEN",
-     "WEFT_S3_CREDENTIALS_FILE"}
-)  # fmt: skip
+    {
+        "WEFT_JOB_STORE",
+        "WEFT_BROKER_URL",
+        "WEFT_S3_ACCESS_KEY",
+        "WEFT_S3_SECRET_KEY",
+        "WEFT_S3_SESSION_TOKEN",
+        "WEFT_S3_CREDENTIALS_FILE",
+    }
+)
 """They may contain passwords of servers that no helper connects to."""
 _HELPER_NAMES: Final = frozenset({"HOME", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "TMPDIR"})
 _LOCK_WAIT_S: Final = 0.02
@@ -71,9 +77,15 @@ class LearnerSupervisor:
     """
 
     def __init__(
-        self, *, helper_command: list[str], helper_env: Mapping[str, str], helper_backoff_s: float,
-        helper_silence_s: float, instrumentation: Instrumentation, on_change: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        helper_command: list[str],
+        helper_env: Mapping[str, str],
+        helper_backoff_s: float,
+        helper_silence_s: float,
+        instrumentation: Instrumentation,
+        on_change: Callable[[str], None],
+    ) -> None:
         self._helper_command = helper_command
         self._helper_env = helper_env
         self._helper_backoff_s = helper_backoff_s
@@ -134,9 +146,10 @@ class LearnerSupervisor:
             if learner.started:
                 own = ProcessMatcher(
                     owners=frozenset({learner.document.uid}),
-                    job_dirs=frozenset({str(learner.job_dir)}), identities=() if process is None else (process,),
+                    job_dirs=frozenset({str(learner.job_dir)}),
+                    identities=() if process is None else (process,),
                     groups=frozenset(learner.document.groups),
-                )  # fmt: skip
+                )
                 await kill_all(own.members, timeout_s=_KILL_S)
                 learner.write_exit(Exit(time=now, stop_cause=cause, lost=True))
                 self._instrumentation.lost.inc()

@@ -69,10 +69,10 @@ class PortWatch:
         while True:
             with log_unexpected("ports.watch_failed"):
                 if any(not learner.ended for learner in self._learners()):
-                    await asyncio.to_thread(self._look)
+                    await asyncio.to_thread(self._observe)
             await asyncio.sleep(_EVERY_S)
 
-    def _look(self) -> None:
+    def _observe(self) -> None:
         present = [learner for learner in self._learners() if not learner.ended]
         of_platform = ports_of_platform(self._home)
         for learner, port in trespassers(present, listeners(), of_platform):

@@ -242,8 +242,14 @@ def _kill_users(uids: Collection[int]) -> None:
     for uid in uids:
         try:
             subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _KILLER], input=f"{uid} {_NO_USER}".encode(), env={}, cwd="/",
-                check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_KILLER_S,
-            )  # fmt: skip
+                [sys.executable, "-I", "-S", "-c", _KILLER],
+                input=f"{uid} {_NO_USER}".encode(),
+                env={},
+                cwd="/",
+                check=False,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_KILLER_S,
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             log.warning("user.not_killed", uid=uid, why=str(error))

@@ -88,10 +88,20 @@ def _document(
     env = fill_environment(plan, learner, job_dir=str(folder / JOB_FOLDER), sdk=sdk, gpus=gpus, ports=allotment.ports)
     own = replace(learner, variables={})  # they are in ``env``, filled
     return LearnerDocument(
-        plan=replace(plan, learners=(own,), variables={}), learner=own, uid=allotment.uid, gid=allotment.gid, gpus=gpus,
-        ports=allotment.ports, env=env, isolation=isolation, home=str(home.root),
-        addresses_file=str(home.addresses_file), objects=objects, cache=str(home / "cache"), sdk=sdk,
-    )  # fmt: skip
+        plan=replace(plan, learners=(own,), variables={}),
+        learner=own,
+        uid=allotment.uid,
+        gid=allotment.gid,
+        gpus=gpus,
+        ports=allotment.ports,
+        env=env,
+        isolation=isolation,
+        home=str(home.root),
+        addresses_file=str(home.addresses_file),
+        objects=objects,
+        cache=str(home / "cache"),
+        sdk=sdk,
+    )
 
 
 def make(job: JobFolder, attempt: int, learner_documents: list[LearnerDocument], plan: AttemptPlan) -> list[Learner]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc.aio
 
-from services.core.domain.codec import dump, load
+from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.errors import InvalidRequest, Unavailable
 from services.core.domain.plan import SCHEMA, AttemptPlan
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
@@ -30,9 +30,14 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     async def Capacity(self, request: node_pb2.CapacityRequest, context: _Context) -> node_pb2.CapacityReply:
         node = self._agent.node
         capacity = node_pb2.NodeCapacity(
-            name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type,
-            ready=node.ready, pressure=await asyncio.to_thread(self._agent.free_space.shortage),
-        )  # fmt: skip
+            name=node.name,
+            cpus=node.cpus,
+            memory=node.memory,
+            gpus=node.gpus,
+            gpu_type=node.gpu_type,
+            ready=node.ready,
+            pressure=await asyncio.to_thread(self._agent.free_space.shortage),
+        )
         return node_pb2.CapacityReply(nodes=[capacity], isolation=self._agent.isolation.name)
 
     async def Do(self, request: node_pb2.DoRequest, context: _Context) -> node_pb2.DoReply:
@@ -47,10 +52,14 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
     async def Stop(self, request: node_pb2.StopRequest, context: _Context) -> node_pb2.StopReply:
         await self._run_to_end(
             self._agent.stop(
-                request.job_id, attempt=request.attempt, term=request.term, generation=request.generation,
-                cause=request.cause, grace_ms=request.grace_ms,
+                request.job_id,
+                attempt=request.attempt,
+                term=request.term,
+                generation=request.generation,
+                cause=request.cause,
+                grace_ms=request.grace_ms,
             )
-        )  # fmt: skip
+        )
         return node_pb2.StopReply()
 
     async def Teardown(self, request: node_pb2.TeardownRequest, context: _Context) -> node_pb2.TeardownReply:
@@ -85,5 +94,5 @@ def read_plan(content: bytes) -> AttemptPlan:
                 f"the plan is of a newer Weft (schema {schema}, the node agent reads {SCHEMA}); finish the upgrade"
             )
         return load(AttemptPlan, document)
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise InvalidRequest(f"the plan cannot be read: {error}") from error

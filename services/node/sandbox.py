@@ -31,10 +31,26 @@ _SYSTEM: Final = ("/usr", "/opt")
 _LINKED: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Links into /usr on most systems, folders on others."""
 _ETC: Final = (
-    "alternatives", "ca-certificates", "crypto-policies", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
-    "localtime", "mime.types", "nsswitch.conf", "OpenCL", "os-release", "pki", "protocols", "python3", "resolv.conf",
-    "services", "ssl", "vulkan",
-)  # fmt: skip
+    "alternatives",
+    "ca-certificates",
+    "crypto-policies",
+    "hosts",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "nsswitch.conf",
+    "OpenCL",
+    "os-release",
+    "pki",
+    "protocols",
+    "python3",
+    "resolv.conf",
+    "services",
+    "ssl",
+    "vulkan",
+)
 """Files that programs look up. Each adds 0.1 ms to every start."""
 _GPU_DEVICES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset", "nvidia-caps")
 _PROBE_S: Final = 20.0
@@ -101,9 +117,15 @@ class Sandbox:
                 done = subprocess.run(argv, capture_output=True, timeout=_PROBE_S, check=False, cwd="/")
             else:
                 done = subprocess.run(
-                    argv, capture_output=True, timeout=_PROBE_S, check=False, cwd="/", user=user, group=user,
+                    argv,
+                    capture_output=True,
+                    timeout=_PROBE_S,
+                    check=False,
+                    cwd="/",
+                    user=user,
+                    group=user,
                     extra_groups=[],
-                )  # fmt: skip
+                )
         except (OSError, subprocess.SubprocessError) as error:
             return str(error)
         if done.returncode == 0:

@@ -113,7 +113,7 @@ class NodeSettings(Settings):
         "quarter of the file system that holds WEFT_HOME.",
     )
     node_cache_check_s: float = Field(
-        default=60, gt=0, description="Pause between two looks at the size of the caches, in seconds."
+        default=60, gt=0, description="Pause between two checks of the size of the caches, in seconds."
     )
     node_remove_s: float = Field(
         default=30,

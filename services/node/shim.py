@@ -235,10 +235,15 @@ class Shim:
         status = signal.SIGKILL if self.status is None else self.status
         code = os.waitstatus_to_exitcode(status)
         document = {
-            "schema": 1, "time": self.ended or now_ms(), "code": code if code >= 0 else None,
-            "signal": -code if code < 0 else None, "stop_cause": self.stop_cause, "lost": False, "oom": self.oom,
+            "schema": 1,
+            "time": self.ended or now_ms(),
+            "code": code if code >= 0 else None,
+            "signal": -code if code < 0 else None,
+            "stop_cause": self.stop_cause,
+            "lost": False,
+            "oom": self.oom,
             "run": RUN,
-        }  # fmt: skip
+        }
         while True:
             try:
                 write_durably(f"{self.run}/exit.reserved", json.dumps(document).encode().ljust(_SPACE))

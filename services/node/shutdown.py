@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from services.core.runtime.learner_folder import JOB_FOLDER, MALFORMED
+from services.core.domain.codec import MALFORMED
+from services.core.runtime.learner_folder import JOB_FOLDER
 from services.node.cgroups import Groups, groups_of
 from services.node.learner import Learner, job_folders, owner, read_learner
 from services.node.processes import ProcessMatcher, kill_all

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import InvalidRequest
 from services.core.runtime.durable_files import read_json, write_json
-from services.core.runtime.learner_folder import MALFORMED
 
 TENANT_FILE: Final = "tenant.json"
 """Below the agent's own folder: ``{tenant}``."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import structlog
 
+from services.core.domain.codec import MALFORMED
 from services.core.runtime.durable_files import read_json, write_json
-from services.core.runtime.learner_folder import MALFORMED
 from services.node.allocation import Pool, Taken, pick_uid
 
 log = structlog.get_logger()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import apsw
 import httpx2
 import numpy as np
 import pytest
@@ -351,6 +353,33 @@ def test_the_log_is_merged_by_time_or_of_one_learner_and_its_colours_are_those_o
     expect(page.locator(".log-text .a-2", has_text="green")).to_have_count(1)
 
 
+def test_a_log_of_the_longest_lines_with_thousands_of_colours_is_read_scrolled_and_saved(
+    open_visit: Open, submit: Submit, client: Client
+) -> None:
+    """Every line was thousands of elements, and the page requested what one answer could not hold without end."""
+    colours = r"\x1b[31mx\x1b[32my"
+    job = submit(f"""python3 -c "for n in range(900): print(n, '{colours}' * 1300)" """)
+    assert job.wait(HANG_S).status == "COMPLETED"
+    visited = open_visit()
+    requests: list[str] = []
+    visited.page.on("request", lambda request: requests.append(request.url) if "/logs?" in request.url else None)
+    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    expect(page.locator(".log-text").last).to_contain_text("more characters")
+    page.locator(".log").evaluate("(box) => { box.scrollTop = 0; }")
+    expect(page.locator(".log-text").first).to_contain_text(re.compile("^0 xy"))
+    page.locator(".log").evaluate("(box) => { box.scrollTop = 350 * 18; }")
+    expect(page.get_by_role("button", name="Line 351", exact=True)).to_be_visible()
+    expect(page.locator(".log-row > .faint")).to_have_count(0)
+    assert page.evaluate("document.querySelectorAll('.log-text *').length") < 20_000
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.suggested_filename == f"{job.id}.log"
+    with download.value.path().open() as file:
+        saved = [line.rstrip("\n").split(" ", 3)[3] for line in file]
+    assert saved == [line.text for line in client.jobs.logs(job.id)]
+    assert len(requests) == len(set(requests))
+
+
 def test_a_job_is_submitted_from_yaml_after_its_wrong_field_was_marked(open_visit: Open, client: Client) -> None:
     page = open_visit().open("/ui/submit")
     editor = page.get_by_label("Spec of the job, YAML")
@@ -514,3 +543,24 @@ def test_a_spec_that_was_typed_outlives_another_screen_and_the_end_of_the_sessio
         sign_in_again(page, made.json()["key"])
         page.get_by_role("link", name="New job").click()
         expect(editor).to_have_value(re.compile("my-first-job"))
+
+
+def test_a_job_whose_document_cannot_be_read_any_more_says_so_until_it_is_repaired(
+    open_visit: Open, submit: Submit, api_restarts: Callable[[], ProcessIdentity], weft_up: Platform
+) -> None:
+    """The page went on to show the last state as if nothing was wrong."""
+    job = submit(UNTIL_END)
+    page = open_visit().open(f"/ui/jobs/{job.id}")
+    status(page, "processing")
+    jobs = apsw.Connection(str(weft_up.home / "jobs.sqlite"))
+    jobs.set_busy_timeout(10_000)
+    ((sound,),) = jobs.execute("SELECT doc FROM jobs WHERE id = ?", (job.id,)).fetchall()
+    damaged = json.dumps({**json.loads(str(sound)), "state": 3})
+    jobs.execute("UPDATE jobs SET doc = ? WHERE id = ?", (damaged, job.id))
+    expect(page.locator(".connection.live")).to_be_visible()
+    api_restarts()  # the page connects again, and its stream says what is damaged
+    expect(page.get_by_role("alert")).to_contain_text("cannot be read")
+    jobs.execute("UPDATE jobs SET doc = ? WHERE id = ?", (sound, job.id))
+    jobs.close()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    job.kill()

@@ -195,10 +195,13 @@ def test_another_origin_can_change_nothing_and_read_nothing_with_the_session(
         f'<form id="{name}" method="post" action="{weft_up.url}{path}" enctype="text/plain">'
         f"<input name='{spec}' value='\"}}'></form>"
         for name, path in (
-            ("kill", f"/v1/jobs/{job.id}/kill"), ("submit", "/v1/jobs"), ("key", "/v1/keys"),
-            ("code", "/v1/session/codes"), ("session", "/v1/session"),
+            ("kill", f"/v1/jobs/{job.id}/kill"),
+            ("submit", "/v1/jobs"),
+            ("key", "/v1/keys"),
+            ("code", "/v1/session/codes"),
+            ("session", "/v1/session"),
         )
-    )  # fmt: skip
+    )
     requests = """async ([url, job]) => {
       const outcomes = [];
       const kill = `/v1/jobs/${job}/kill`;

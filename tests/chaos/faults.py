@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +26,7 @@ from services.core.runtime.settings import Settings
 from tests.chaos.process_table import LearnerProcess, learner_processes
 from tests.chaos.schedule import SERVICES, Fault
 from tests.testbed.clock_jumps import Clocks
+from tests.testbed.mounts import mounted
 from tests.testbed.platform import Platform
 from tests.testbed.second import Second
 from tests.testbed.toxiproxy import Line
@@ -251,27 +250,7 @@ def small_volume(home: Path) -> Generator[None]:
     home.mkdir(parents=True)
     learners = home.with_name("node")
     learners.mkdir()
-    with _mounted(["-t", "tmpfs", "-o", f"size={STORES_BYTES},mode=755", "weft-chaos"], home):
+    with mounted(["-t", "tmpfs", "-o", f"size={STORES_BYTES},mode=755", "weft-chaos"], home):
         (home / "node").mkdir()
-        with _mounted(["--bind", str(learners)], home / "node"):
+        with mounted(["--bind", str(learners)], home / "node"):
             yield
-
-
-@contextmanager
-def small_disk(at: Path, mib: int) -> Generator[None]:
-    """Mounts a file system of so many MiB, with root as its owner. Needs root."""
-    with _mounted(["-t", "tmpfs", "-o", f"size={mib}m,mode=755", "weft-chaos"], at):
-        yield
-
-
-@contextmanager
-def _mounted(words: list[str], at: Path) -> Generator[None]:
-    subprocess.run(["mount", *words, str(at)], check=True)
-    try:
-        yield
-    finally:
-        deadline = time.monotonic() + HANG_S
-        while subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{at} is still in use")
-            time.sleep(0.1)

@@ -63,9 +63,13 @@ class Order:
         budget = {"max": 0} if self.life == "fail" else {"max": 1000, "backoff": "50ms"}
         command = _PREAMBLE.format(steps=self.steps, unless=unless, pause=self.pause_s) + _ENDS[self.life]
         return {
-            "name": f"chaos-{self.number}", "command": f'{command}\necho "said $n"', "learners": self.learners,
-            "resources": dict(resources), "retries": budget, "grace": "2s",
-        }  # fmt: skip
+            "name": f"chaos-{self.number}",
+            "command": f'{command}\necho "said $n"',
+            "learners": self.learners,
+            "resources": dict(resources),
+            "retries": budget,
+            "grace": "2s",
+        }
 
 
 def orders(seed: int) -> Iterator[Order]:

@@ -157,9 +157,7 @@ def _end(machines: Cluster, job: str) -> None:
     listed = kubectl("get", "pods", "--all-namespaces", f"--selector=weft.dev/job={job}", "--output=name")
     for pod in listed.split():
         with suppress(KubectlError):
-            kubectl(
-                f"--namespace={NAME}-default", "exec", pod, "--container=learner", "--", "touch", "/weft/job/end"
-            )  # fmt: skip
+            kubectl(f"--namespace={NAME}-default", "exec", pod, "--container=learner", "--", "touch", "/weft/job/end")
 
 
 def _allowed(load: Load, faults: ClusterFaults) -> dict[str, int]:

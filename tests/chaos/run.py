@@ -170,11 +170,14 @@ def _settings(seed: int) -> dict[str, str]:
     """Settings by seed. With second services, the supervisor does not end stopped processes: they resume as zombies."""
     silence = "0" if _with_second_services(seed) else "2"
     return {
-        "WEFT_NODE_CPUS": "8", "WEFT_PEER_GRACE_S": "1", "WEFT_HINTS": "send" if _with_hints(seed) else "drop",
-        "WEFT_SILENCE_S": silence, "WEFT_NODE_HELPER_SILENCE_S": silence,
+        "WEFT_NODE_CPUS": "8",
+        "WEFT_PEER_GRACE_S": "1",
+        "WEFT_HINTS": "send" if _with_hints(seed) else "drop",
+        "WEFT_SILENCE_S": silence,
+        "WEFT_NODE_HELPER_SILENCE_S": silence,
         # On a busy machine metrics may be away for longer than a learner's end waits by default.
         "WEFT_HELPER_DRAIN_S": "600",
-    }  # fmt: skip
+    }
 
 
 def _play(plan: Sequence[Fault], faults: Faults, load: Load, progress: Callable[[str], None]) -> None:

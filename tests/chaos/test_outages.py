@@ -98,6 +98,8 @@ async def has_all_keys(status: EtcdStatusStore, jobs: list[Job]) -> bool:
     attempts = {f"/jobs/{job.id}/attempt" for job in jobs}
     phases = [json.loads(entries.get(f"/jobs/{job.id}/learners/worker-0", "{}")).get("phase") for job in jobs]
     return (
-        {"lcm", "guardian", "metrics"} <= services and "/lcm/leader" in entries and attempts <= entries.keys()
+        {"lcm", "guardian", "metrics"} <= services
+        and "/lcm/leader" in entries
+        and attempts <= entries.keys()
         and phases == ["PROCESSING"] * len(jobs)
-    )  # fmt: skip
+    )

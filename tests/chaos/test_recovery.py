@@ -15,7 +15,7 @@ from tests.chaos.gangs import (
     kill_helpers,
     learners,
     step_failures,
-)  # fmt: skip
+)
 from tests.chaos.takeover import PARTS, SILENCE_S, SMALL, measuring
 from tests.promises import Promise
 from tests.testbed.platform import Platform

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from services.core.domain.outages import Outage
-from tests.chaos.faults import small_disk
 from tests.chaos.gangs import DONE_S
 from tests.chaos.outside_world import PACKAGE, OutsideWorld, outside_world
 from tests.chaos.takeover import SMALL
 from tests.promises import Promise
+from tests.testbed.mounts import small_disk
 from tests.testbed.platform import Platform, empty_platform
 from tests.waiting import eventually
 from weft import Client
@@ -34,9 +34,11 @@ def quick(count: int) -> dict[str, str]:
 def platform_beside(world: OutsideWorld, count: int) -> Generator[Client]:
     """A platform whose package index this is, and whose jobs may read data from it."""
     environment = {
-        **quick(count), "UV_DEFAULT_INDEX": f"{world.url}/simple", "UV_HTTP_RETRIES": "0",
+        **quick(count),
+        "UV_DEFAULT_INDEX": f"{world.url}/simple",
+        "UV_HTTP_RETRIES": "0",
         "WEFT_HTTP_ALLOW": "127.0.0.1",
-    }  # fmt: skip
+    }
     with empty_platform(environment) as running:
         running.up()
         with Client(running.url, running.key) as client:
@@ -111,13 +113,12 @@ def waiting_for_the_world(jobs: list[Job]) -> Counter[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
 def test_no_job_fails_while_the_learners_disk_is_full_and_all_complete_once_there_is_room(promise: Promise) -> None:
     count = promise.n(short=6, long=100)
-    with empty_platform({**quick(count), "WEFT_DISK_FREE_PERCENT": "10"}) as running:
-        (running.home / "node").mkdir(parents=True)
-        with small_disk(running.home / "node", 64):
-            try:
-                with_full_disk(running, count)
-            finally:
-                running.down()
+    bounds = {**quick(count), "WEFT_DISK_FREE_PERCENT": "10"}
+    with empty_platform(bounds) as running, small_disk(running.home / "node", "size=64m"):
+        try:
+            with_full_disk(running, count)
+        finally:
+            running.down()
     promise.kept(count, "jobs while the disk of their machine was full")
 
 

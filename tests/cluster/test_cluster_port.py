@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from services.core.adapters.kubernetes.api import Api, Document
+from services.core.adapters.kubernetes.api import Api, Document, collection
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.options import GangMethod
 from services.core.domain.errors import Unavailable
+from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.status_keys import job_prefix
 from services.core.ports.cluster import LearnerProcess
@@ -26,6 +27,7 @@ from tests.testbed.cluster_rules import FOREVER, Scene, waits_for_the_end
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, start, stop, teardown
 from tests.testbed.kubernetes.accounts import Installed
 from tests.testbed.kubernetes.cluster import Cluster as Machines
+from tests.testbed.kubernetes.fault_proxy import fault_proxy
 from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster, StandIn, pods_of, standing_in
@@ -119,11 +121,65 @@ async def test_exit_codes_signals_and_a_lack_of_memory_are_reported(cluster: Kub
     processes = await await_all(cluster, gang, "exited")
     ends = [process.exit for process in processes.values() if process.exit is not None]
     assert [(end.code, end.signal, end.oom) for end in ends[:4]] == [
-        (0, None, False), (3, None, False), (None, 11, False), (127, None, False),
-    ]  # fmt: skip
+        (0, None, False),
+        (3, None, False),
+        (None, 11, False),
+        (127, None, False),
+    ]
     assert (ends[4].signal, ends[4].oom) == (9, True)
     assert all(end.natural and not end.lost for end in ends)
     await teardown(cluster, gang)
+
+
+async def test_jobs_that_just_train_cost_no_requests_and_ends_of_learners_are_noticed(
+    accounts: Installed,
+    cluster: KubernetesCluster,
+    status: MemoryStatusStore,
+    stand_in: StandIn,
+    api: Api,
+    tmp_path: Path,
+) -> None:
+    gangs = [small_plan(["until [ -e /tmp/end ]; do sleep 0.1; done; exit 3"]) for _ in range(5)]
+    for gang in gangs:
+        await start(cluster, gang)
+    for gang in gangs:
+        await await_all(cluster, gang, "running")
+    with fault_proxy(accounts.guardian, seed=1) as proxy:
+        client = KubernetesCluster(Api(proxy.kubeconfig(tmp_path / "kubeconfig")), OPTIONS, status)
+
+        async def observe_all() -> int:
+            """Observes each job as its Guardian does, and lists the jobs. Returns the number of requests."""
+            before = proxy.requests
+            for gang in gangs:
+                (process,) = (await client.observe(gang.job, cached=True)).learners
+                assert process.state == "running"
+            assert {gang.job for gang in gangs} <= {*await client.jobs(cached=True)}
+            return proxy.requests - before
+
+        async def is_quiet() -> bool:
+            return await observe_all() == 0
+
+        async def end_of(gang: AttemptPlan) -> Exit | None:
+            (process,) = (await client.observe(gang.job, cached=True)).learners
+            return process.exit
+
+        async with aclosing(client.watch()) as changes:
+            assert await anext(changes) == ""
+            await until(is_quiet)
+            requests = sum([await observe_all() for _ in range(100)])
+            assert requests < 50, f"{requests} requests for 500 observations and 100 rounds"
+            first, second = [(await pods_of(api, OPTIONS, gang.job))["worker-0"] for gang in gangs[:2]]
+            await stand_in.execute(first, "learner", "touch /tmp/end")
+            ended = await until(partial(end_of, gangs[0]))
+            assert ended is not None
+            assert (ended.code, ended.lost) == (3, False)
+            await api.delete(collection("Pod", "weft-t", second["metadata"]["name"]), grace_s=0)
+            lost = await until(partial(end_of, gangs[1]))
+            assert lost is not None
+            assert lost.lost, "of this end there is no report: the watch alone says that the pod is gone"
+        await client.close()
+    for gang in gangs:
+        await teardown(cluster, gang)
 
 
 async def test_users_text_reaches_the_command_unchanged(
@@ -190,9 +246,7 @@ async def test_gang_that_does_not_fit_is_placed_not_at_all_with_the_resource_as_
 async def test_gang_is_placed_on_the_chosen_nodes_where_the_cluster_has_no_native_gangs(
     accounts: Installed, status: MemoryStatusStore, stand_in: StandIn, cluster: KubernetesCluster
 ) -> None:
-    gates = AnnouncingCluster(
-        Api(accounts.guardian), replace(OPTIONS, gang=GangMethod.GATES), status
-    )  # fmt: skip
+    gates = AnnouncingCluster(Api(accounts.guardian), replace(OPTIONS, gang=GangMethod.GATES), status)
     gang = small_plan([FOREVER] * 2, gpus=1)
     chosen = tuple(replace(entry, node=f"node-{2 - entry.rank}", gpu_type="Fake-GPU") for entry in gang.learners)
     gang = replace(gang, learners=chosen)
@@ -215,16 +269,25 @@ async def test_pods_of_others_reduce_the_capacity_and_own_ones_do_not(
     node = (await await_state(cluster, gang, "running")).node
     assert (await cluster.capacity()) == list(before.values())
     other = {
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"},
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "other"},
         "spec": {
-            "nodeName": node, "terminationGracePeriodSeconds": 0,
-            "containers": [{
-                "name": "main", "image": TINY_IMAGE, "command": ["sleep", "1000"],
-                "resources": {"requests": {"cpu": "100m", "memory": "64Mi", "nvidia.com/gpu": "2"},
-                              "limits": {"nvidia.com/gpu": "2"}},
-            }],
+            "nodeName": node,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [
+                {
+                    "name": "main",
+                    "image": TINY_IMAGE,
+                    "command": ["sleep", "1000"],
+                    "resources": {
+                        "requests": {"cpu": "100m", "memory": "64Mi", "nvidia.com/gpu": "2"},
+                        "limits": {"nvidia.com/gpu": "2"},
+                    },
+                }
+            ],
         },
-    }  # fmt: skip
+    }
     testbed_cluster.kubectl.create(other)
     try:
 

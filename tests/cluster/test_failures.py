@@ -221,50 +221,77 @@ def _object(kind: str, namespace: str, spec: Document, group: str = "v1") -> Doc
 NO_GANG: Final = {"gang": GangMethod.GATES}
 CASES: Final[dict[str, Case]] = {
     "registry away": Case(
-        "ImagePullFailed", ("127.0.0.1:9", "check the image's name and tag"), "ErrImagePull",
+        "ImagePullFailed",
+        ("127.0.0.1:9", "check the image's name and tag"),
+        "ErrImagePull",
         image="127.0.0.1:9/none:1",
     ),
     "name of no image": Case(
         "ImagePullFailed", ("couldn't parse image", "check the image's name"), "InvalidImageName", image="A:B:C"
     ),
     "image that the node may not pull": Case(
-        "ImagePullFailed", ("not present with pull policy of Never", "may pull it"), "ErrImageNeverPull",
-        image="testbed.invalid/none:1", alter=never_pulled,
+        "ImagePullFailed",
+        ("not present with pull policy of Never", "may pull it"),
+        "ErrImageNeverPull",
+        image="testbed.invalid/none:1",
+        alter=never_pulled,
     ),
     "image without the program": Case(
         "ImageUnusable", ("no such file", "the image needs /bin/sh"), '"StartError"', alter=other_shell
     ),
     "too few GPUs": Case(
-        "Unschedulable", ("2 Insufficient nvidia.com/gpu", "ask for less"), "Insufficient nvidia.com/gpu",
-        fields={"gpus": 5}, options=NO_GANG,
+        "Unschedulable",
+        ("2 Insufficient nvidia.com/gpu", "ask for less"),
+        "Insufficient nvidia.com/gpu",
+        fields={"gpus": 5},
+        options=NO_GANG,
     ),
     "too little memory": Case(
-        "Unschedulable", ("2 Insufficient memory", "ask for less"), "Insufficient memory",
-        fields={"memory": 2**50}, options=NO_GANG,
+        "Unschedulable",
+        ("2 Insufficient memory", "ask for less"),
+        "Insufficient memory",
+        fields={"memory": 2**50},
+        options=NO_GANG,
     ),
     "too few CPUs": Case(
-        "Unschedulable", ("2 Insufficient cpu", "ask for less"), "Insufficient cpu", fields={"cpus": 5000},
+        "Unschedulable",
+        ("2 Insufficient cpu", "ask for less"),
+        "Insufficient cpu",
+        fields={"cpus": 5000},
         options=NO_GANG,
     ),
     "no GPU of this type": Case(
-        "Unschedulable", ("affinity", "have nodes added"), "node affinity", fields={"gpus": 1, "gpu_type": "Other"},
+        "Unschedulable",
+        ("affinity", "have nodes added"),
+        "node affinity",
+        fields={"gpus": 1, "gpu_type": "Other"},
         options=NO_GANG,
     ),
     "claim of a volume that is not there": Case(
-        "Unschedulable", ('persistentvolumeclaim "site-data" not found',), "site-data", alter=missing_volume,
+        "Unschedulable",
+        ('persistentvolumeclaim "site-data" not found',),
+        "site-data",
+        alter=missing_volume,
         options=NO_GANG,
     ),
     "runtime that the node does not have": Case(
-        "SandboxFailed", ("no-such-handler", "the node cannot start containers"), "FailedCreatePodSandBox",
-        options={"runtime_class": "operator"}, objects=a_runtime_class,
+        "SandboxFailed",
+        ("no-such-handler", "the node cannot start containers"),
+        "FailedCreatePodSandBox",
+        options={"runtime_class": "operator"},
+        objects=a_runtime_class,
     ),
     "volume that cannot be mounted": Case(
-        "MountFailed", ('secret "site-token" not found', "a volume cannot be mounted"), "FailedMount",
+        "MountFailed",
+        ('secret "site-token" not found', "a volume cannot be mounted"),
+        "FailedMount",
         alter=missing_secret,
     ),
     "configuration that is not there": Case(
-        "ConfigMissing", ('configmap "site-settings" not found', "submit the job again"),
-        "CreateContainerConfigError", alter=missing_configuration,
+        "ConfigMissing",
+        ('configmap "site-settings" not found', "submit the job again"),
+        "CreateContainerConfigError",
+        alter=missing_configuration,
     ),
     "quota": Case("QuotaExceeded", ("exceeded quota", "requests.cpu"), objects=a_quota),
     "limit range": Case("AdmissionDenied", ("maximum cpu usage per Container",), objects=a_limit_range),
@@ -275,24 +302,39 @@ CASES: Final[dict[str, Case]] = {
         "ExitCode", ("exited with code 127", "see its log"), '"exitCode": 127', "no-such-program"
     ),
     "memory": Case(
-        "OOMKilled", ("ran out of memory", "raise resources.memory"), '"exitCode": 137', "tail /dev/zero",
+        "OOMKilled",
+        ("ran out of memory", "raise resources.memory"),
+        '"exitCode": 137',
+        "tail /dev/zero",
         fields={"memory": 2**26},
     ),
     "eviction": Case(
-        "Evicted", ("Eviction API", "tell the operator"), "EvictionByEvictionAPI", STUBBORN, grace=10_000,
+        "Evicted",
+        ("Eviction API", "tell the operator"),
+        "EvictionByEvictionAPI",
+        STUBBORN,
+        grace=10_000,
         then=evicted_by_api,
     ),
     "preemption": Case(
-        "Preempted", ("preempt", "it is tried again"), "PreemptionByScheduler", STUBBORN, grace=10_000,
-        fields={"gpus": 1}, options=NO_GANG,
-        objects=a_priority, then=preempted,
+        "Preempted",
+        ("preempt", "it is tried again"),
+        "PreemptionByScheduler",
+        STUBBORN,
+        grace=10_000,
+        fields={"gpus": 1},
+        options=NO_GANG,
+        objects=a_priority,
+        then=preempted,
     ),
     "deadline of the cluster": Case(
-        "PodDeadlineExceeded", ("active on the node longer", "limits how long pods run"), '"DeadlineExceeded"',
+        "PodDeadlineExceeded",
+        ("active on the node longer", "limits how long pods run"),
+        '"DeadlineExceeded"',
         alter=limited_in_time,
     ),
     "deletion": Case("LearnerLost", ("disappeared",), "gone", then=deleted_by_somebody),
-}  # fmt: skip
+}
 
 
 async def answered(call: Callable[[], Awaitable[None]]) -> None:

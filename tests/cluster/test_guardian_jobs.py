@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api
+from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.guardian_jobs import KubernetesGuardianJobs, render
 from services.core.domain.errors import Unavailable
+from services.core.ports.cluster import Observation
 from tests.testbed.kubernetes.accounts import NAMESPACE, Installed, install
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.kubectl import Kubectl
 from tests.testbed.kubernetes.options import OPTIONS
+from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.waiting import until
 
 JOB = "j01m81m6wwmrnwpzxnhp31z"
+GUARDED_OPTIONS = replace(OPTIONS, installation="guarded", namespace_prefix="guarded-", guardian_namespace=NAMESPACE)
 _GUARDIAN = """\
 echo "guards $WEFT_GUARDED_JOB"
 if [ ! -e /home/crashed ]; then touch /home/crashed; exit 1; fi
@@ -32,21 +37,20 @@ TEMPLATE: dict[str, Any] = {
         "securityContext": {"runAsUser": 65534, "fsGroup": 65534},
         "containers": [
             {
-                "name": "guardian", "image": TINY_IMAGE, "command": ["/bin/sh", "-c", _GUARDIAN],
+                "name": "guardian",
+                "image": TINY_IMAGE,
+                "command": ["/bin/sh", "-c", _GUARDIAN],
                 "volumeMounts": [{"name": "home", "mountPath": "/home"}],
             }
         ],
         "volumes": [{"name": "home", "emptyDir": {}}],
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def installed(testbed_cluster: Cluster) -> Installed:
-    return install(
-        testbed_cluster,
-        replace(OPTIONS, installation="guarded", namespace_prefix="guarded-", guardian_namespace=NAMESPACE),
-    )
+    return install(testbed_cluster, GUARDED_OPTIONS)
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ async def launcher(installed: Installed) -> AsyncIterator[KubernetesGuardianJobs
 
 
 def _pods(kubectl: Kubectl) -> list[dict[str, Any]]:
-    ours = {("weft.dev/job", JOB), ("app.kubernetes.io/instance", "guarded")}
+    ours = {(names.GUARDED, JOB), ("app.kubernetes.io/instance", "guarded")}
     return [pod for pod in kubectl.list("pods") if ours <= set(pod["metadata"].get("labels", {}).items())]
 
 
@@ -71,8 +75,17 @@ async def _launched(launcher: KubernetesGuardianJobs) -> Mapping[str, bool] | No
         return None
 
 
+async def _learners_of_the_job(installed: Installed) -> tuple[Sequence[str], Observation]:
+    """Jobs that have learners, and those of this job, as its Guardian sees them. Its own pod is no learner."""
+    cluster = KubernetesCluster(Api(installed.guardian), GUARDED_OPTIONS, MemoryStatusStore())
+    try:
+        return await cluster.jobs(), await cluster.observe(JOB)
+    finally:
+        await cluster.close()
+
+
 async def test_crashed_guardian_is_started_again_in_its_pod_until_its_job_is_released(
-    testbed_cluster: Cluster, launcher: KubernetesGuardianJobs
+    testbed_cluster: Cluster, installed: Installed, launcher: KubernetesGuardianJobs
 ) -> None:
     kubectl = replace(testbed_cluster.kubectl, namespace=NAMESPACE)
 
@@ -107,6 +120,7 @@ async def test_crashed_guardian_is_started_again_in_its_pod_until_its_job_is_rel
     name = pod["metadata"]["name"]
     await until(lambda: kubectl.log(name) == f"guards {JOB}\n")
     await is_launched({JOB: True})
+    assert await _learners_of_the_job(installed) == ([], Observation(learners=[], attempts=[]))
     kubectl("exec", name, "--", "touch", "/home/released")
     await is_launched({JOB: False})
     await launcher.launch(JOB)  # it has ended: the lcm removes it first

@@ -50,11 +50,16 @@ def test_pods_reach_each_other_by_headless_names_on_different_nodes(access: Acce
     """
     learners = [
         script_pod(
-            f"worker-{rank}", access.image, script % (rank, 1 - rank), labels={"job": "gang"}, affinity=apart,
-            hostname=f"worker-{rank}", subdomain="gang",
+            f"worker-{rank}",
+            access.image,
+            script % (rank, 1 - rank),
+            labels={"job": "gang"},
+            affinity=apart,
+            hostname=f"worker-{rank}",
+            subdomain="gang",
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     kubectl.create(headless_service("gang", {"job": "gang"}), *learners)
     eventually(lambda: [kubectl.log(f"worker-{rank}") for rank in range(2)] == ["rank-1\n", "rank-0\n"])
     assert len({kubectl.get("pod", f"worker-{rank}")["spec"]["nodeName"] for rank in range(2)}) == 2

@@ -161,7 +161,7 @@ async def test_secret_to_pull_images_with_is_in_the_tenants_namespace_and_the_gu
 ) -> None:
     path = collection("Secret", SPACE, names.PULL_SECRET)
     assert (await walls.admin.get(path))["type"] == "kubernetes.io/dockerconfigjson"
-    assert friendly_pod()["spec"]["imagePullSecrets"] == [{"name": names.PULL_SECRET}]
+    assert friendly_pod()["spec"]["imagePullSecrets"] == [{"name": names.PULL_SECRET}, {"name": "team-registry"}]
     with pytest.raises(AdmissionDenied, match="what belongs to the tenant"):
         await walls.guardian.delete(path)
 
@@ -214,10 +214,12 @@ async def _await_refusals(walls: Walls, path: str, pod: Document) -> None:
 async def test_service_in_a_tenants_namespace_takes_no_address_of_others(walls: Walls) -> None:
     friendly = friendly_service()
     for fields in (
-        {"externalIPs": ["192.0.2.1"]}, {"clusterIP": ""}, {"type": "NodePort", "clusterIP": ""},
+        {"externalIPs": ["192.0.2.1"]},
+        {"clusterIP": ""},
+        {"type": "NodePort", "clusterIP": ""},
         {"type": "ExternalName", "externalName": "metadata.internal", "clusterIP": ""},
         {"selector": {"app": "etcd"}},
-    ):  # fmt: skip
+    ):
         service = {**friendly, "spec": {**friendly["spec"], "ports": [{"port": 80}], **fields}}
         with pytest.raises(AdmissionDenied, match="not the headless Service of a gang"):
             await walls.guardian.create(f"{path_of(service, of_collection=True)}?dryRun=All", service)

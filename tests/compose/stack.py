@@ -39,10 +39,11 @@ class Stack:
         """
         files = [f"--file={COMPOSE_FILE}", f"--file={OVERRIDE}", f"--project-directory={ROOT}"]
         return self.engine.call(
-            [str(self._program), *files, "--ansi=never", "--progress=quiet", *arguments], stdin=stdin,
+            [str(self._program), *files, "--ansi=never", "--progress=quiet", *arguments],
+            stdin=stdin,
             # Nothing of the environment of the tests, and no .env of this checkout.
             variables={"COMPOSE_ENV_FILES": os.devnull, **(variables or {})},
-        )  # fmt: skip
+        )
 
     def up(self) -> None:
         self.compose("up", "--wait", "--wait-timeout", "600")
@@ -78,9 +79,11 @@ def stack(say: Say) -> Generator[Stack]:
         with listen_lasting("127.0.0.1") as listener:
             script = str(Path(forwarder.__file__))
             running.machine.spawn(
-                "forwarder", [sys.executable, "-S", "-E", script, str(listener.fileno()), "127.0.0.1", "8080"],
-                network_only=True, descriptors=[listener.fileno()],
-            )  # fmt: skip
+                "forwarder",
+                [sys.executable, "-S", "-E", script, str(listener.fileno()), "127.0.0.1", "8080"],
+                network_only=True,
+                descriptors=[listener.fileno()],
+            )
             installed = Stack(running, program, f"http://127.0.0.1:{listener.getsockname()[1]}")
             installed.remove()  # of a run that was killed
             try:

@@ -26,9 +26,14 @@ UP = "echo up; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done"
 def _weft(stack: Stack, folder: Path, *arguments: str, text: str = "") -> str:
     """Runs the command line with a profile of its own, as on a user's machine."""
     done = subprocess.run(
-        [Path(sys.executable).with_name("weft"), *arguments], input=text, capture_output=True, text=True, check=False,
-        env={"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "*"}, cwd=folder,
-    )  # fmt: skip
+        [Path(sys.executable).with_name("weft"), *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "*"},
+        cwd=folder,
+    )
     assert done.returncode == 0, (arguments, done.stdout, done.stderr, stack.compose("ps", "--all"))
     return done.stdout
 
@@ -255,9 +260,13 @@ def test_the_image_names_its_revision_and_has_no_compiler_and_no_pip(installed: 
     labels = image["Labels"]
     assert len(labels["org.opencontainers.image.revision"].removesuffix("-changed")) == 40
     tools = installed.compose(
-        "exec", "-T", "api", "sh", "-c",
+        "exec",
+        "-T",
+        "api",
+        "sh",
+        "-c",
         "command -v pip pip3 gcc cc make; python -c 'import importlib.util as u; print(u.find_spec(\"pip\"))'",
-    )  # fmt: skip
+    )
     assert tools == "None\n"
 
 

@@ -6,9 +6,16 @@ from scripts.images import build, images_named
 from tests.compose.stack import Stack
 
 _AS_IN_A_POD = (
-    "run", "--rm", "--network=none", "--read-only", "--tmpfs=/tmp", "--user=200123:200123", "--cap-drop=ALL",
-    "--security-opt=no-new-privileges", "--env=HOME=/tmp",
-)  # fmt: skip
+    "run",
+    "--rm",
+    "--network=none",
+    "--read-only",
+    "--tmpfs=/tmp",
+    "--user=200123:200123",
+    "--cap-drop=ALL",
+    "--security-opt=no-new-privileges",
+    "--env=HOME=/tmp",
+)
 _TRY = """\
 import importlib.metadata, numpy, os, shutil, sys
 print(numpy.__version__, numpy.ones(3).sum(), os.getuid(), sys.prefix)

@@ -38,8 +38,13 @@ SMALL: Final[dict[str, str]] = {
 }
 TEXTS: Final[dict[str, str]] = {**SMALL, "10 MB": HUGE, "10 MB, not Unicode": HUGE + "\ud800"}
 PLAIN: Final = frozenset(SMALL) - {
-    "empty", "NUL", "only NUL", "long", "high surrogate", "low surrogate",
-}  # fmt: skip
+    "empty",
+    "NUL",
+    "only NUL",
+    "long",
+    "high surrogate",
+    "low surrogate",
+}
 """Names of texts that every adapter stores as a value."""
 VALUES: Final[dict[str, Any]] = {
     "large integer": 2**70,

@@ -51,8 +51,10 @@ async def test_stopping_worker_finishes_its_hints_and_logs_json_only(
         assert await asyncio.to_thread(worker.process.wait, HANG_S) == 0
         events = [line["event"] for line in worker.lines()]
         assert [event for event in events if event != "hint.delivered"] == [
-            "service.starting", "broker.connected", "service.stopped",
-        ]  # fmt: skip
+            "service.starting",
+            "broker.connected",
+            "service.stopped",
+        ]
         assert events.count("hint.delivered") == len(heard), "nothing was begun and not finished"
     # The others wait for the next one.
     with working(carrier):

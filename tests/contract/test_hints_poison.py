@@ -53,15 +53,19 @@ MESSAGES: dict[str, Message] = {
     "huge": message(json.dumps([["submitted", "x" * 2**20, ""], *BODY[1:]])),
     "just too long": message(json.dumps([["submitted", "x" * AT_MOST_BYTES, ""], *BODY[1:]])),
     "of Celery's first protocol": message({"task": TASK, "id": "1", "args": BODY[0], "kwargs": {}}, task=None, id=None),
-}  # fmt: skip
+}
 
 ENVELOPE = {
-    "body": base64.b64encode(json.dumps(BODY).encode()).decode(), "content-type": "application/json",
-    "content-encoding": "utf-8", "headers": HEADERS,
+    "body": base64.b64encode(json.dumps(BODY).encode()).decode(),
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "headers": HEADERS,
     "properties": {
-        "delivery_tag": "1", "body_encoding": "base64", "delivery_info": {"exchange": "", "routing_key": QUEUE},
+        "delivery_tag": "1",
+        "body_encoding": "base64",
+        "delivery_info": {"exchange": "", "routing_key": QUEUE},
     },
-}  # fmt: skip
+}
 INJECTED: dict[str, bytes] = {
     "not JSON": b"hello",
     "half a message": json.dumps(ENVELOPE).encode()[:200],

@@ -24,8 +24,8 @@ from services.core.domain.errors import (
     Quarantined,
     StaleRevision,
 )
-from services.core.domain.job import SCHEMA, Attempt, Claim, Event, Job, State
-from services.core.domain.status import Status
+from services.core.domain.job import PLATFORM, SCHEMA, Attempt, Claim, Event, Job, State, set_desired
+from services.core.domain.status import Desired, Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery, JobStore, Unreadable
 from tests.documents import NOW, a_job, at_status
 from tests.testbed.job_stores import OnMongo, OnSqlite, World, make_world
@@ -198,9 +198,19 @@ async def test_each_field_of_a_query_filters(store: JobStore) -> None:
     deleted = a_job(deleted=NOW)
     ended = at_status(a_job(), Status.KILLED)
     everyone = [
-        plain, other_tenant, other_user, pending, holding, released, claimed, named, tagged, trimmed_job, deleted,
+        plain,
+        other_tenant,
+        other_user,
+        pending,
+        holding,
+        released,
+        claimed,
+        named,
+        tagged,
+        trimmed_job,
+        deleted,
         ended,
-    ]  # fmt: skip
+    ]
     for job in everyone:
         await store.insert(job)
 
@@ -236,6 +246,28 @@ async def test_each_field_of_a_query_filters(store: JobStore) -> None:
     assert await ids_of(JobQuery(tag="mni")) == set()
     assert await ids_of(JobQuery(untrimmed=True)) == but(trimmed_job)
     assert await ids_of(JobQuery(tenant="acme", user="ada", tag="mnist", name="x")) == {tagged.id}
+    assert await ids_of(JobQuery(stopped=True)) == set()
+
+
+async def test_jobs_that_a_stop_of_the_platform_halted_are_found_among_all_halted_ones(store: JobStore) -> None:
+    def halted(by: str, desired: Desired = Desired.HALT) -> Job:
+        return replace(at_status(a_job(), Status.HALTED), desired=desired, desired_by=by)
+
+    stopped = [await store.insert(halted(PLATFORM)) for _ in range(3)]
+    for other in (
+        halted("user:ada"),
+        halted(PLATFORM, Desired.RUN),
+        replace(halted(PLATFORM), deleted=NOW),
+        replace(at_status(a_job(), Status.KILLED), desired=Desired.HALT, desired_by=PLATFORM),
+    ):
+        await store.insert(other)
+    query = JobQuery(stopped=True)
+    assert await store.find(query, newest_first=False) == stopped
+    assert await store.find(replace(query, after=stopped[1].id)) == stopped[:1]
+    queued = await store.replace(stopped[0], set_desired(stopped[0], Desired.RUN, actor=PLATFORM, now=NOW))
+    assert not queued.stopped
+    assert ids(await store.find(query)) == [stopped[2].id, stopped[1].id]
+    assert await store.count(query) == {Status.HALTED: 2}
 
 
 async def test_a_filter_follows_the_document(store: JobStore) -> None:

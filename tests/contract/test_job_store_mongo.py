@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pymongo import AsyncMongoClient
 
 from services.core.adapters.mongo import MongoJobStore, MongoRecordStore, close, trusted
 from services.core.bootstrap import wiring
@@ -79,11 +81,18 @@ async def test_an_unreachable_server_is_unavailable_and_used_again_when_it_retur
     shorten_timeouts(monkeypatch)
     own_mongo.kill()
     outcomes = await asyncio.gather(
-        own_store.get(job.id), own_store.insert(a_job()), own_store.replace(job, job), own_store.find(JobQuery()),
-        own_store.count(JobQuery()), own_store.delete(job.id), own_store.dispatcher(), own_store.ping(),
-        own_store.append_history(job.id, job.tenant, job.history_tail), own_store.history(job.id),
+        own_store.get(job.id),
+        own_store.insert(a_job()),
+        own_store.replace(job, job),
+        own_store.find(JobQuery()),
+        own_store.count(JobQuery()),
+        own_store.delete(job.id),
+        own_store.dispatcher(),
+        own_store.ping(),
+        own_store.append_history(job.id, job.tenant, job.history_tail),
+        own_store.history(job.id),
         return_exceptions=True,
-    )  # fmt: skip
+    )
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * len(outcomes)
     assert {getattr(outcome, "retry_after_s", None) for outcome in outcomes} == {1.0}
     monkeypatch.undo()
@@ -204,6 +213,24 @@ async def test_values_that_mongodb_cannot_hold_are_refused_before_anything_is_st
     with pytest.raises(TooLarge):
         await store.insert(a_job(summary={"x": "x" * 2**25}))
     assert await store.find(JobQuery()) == []
+
+
+async def test_a_live_list_misses_no_job_when_thousands_change_between_two_polls(
+    store: MongoJobStore, mongo_uri: str
+) -> None:
+    template = await store.insert(a_job())
+    position = (await store.changes(None)).position
+    async with AsyncMongoClient[dict[str, Any]](mongo_uri) as client:
+        jobs = client.get_default_database()["jobs"]
+        document = await jobs.find_one({"_id": template.id})
+        assert document is not None
+        # Thousands of one time: a page ends among them.
+        times = {f"j{number:05}": position + number // 2_000 for number in range(6_000)}
+        copies = [{**document, "_id": name, "idem": name, "changed": time} for name, time in times.items()]
+        await jobs.insert_many(copies, ordered=False)
+    changes = await store.changes(position)
+    assert times.keys() - changes.revisions.keys() == set()
+    assert changes.position == max(times.values())
 
 
 async def test_a_closed_store_is_unavailable(store: MongoJobStore) -> None:

@@ -26,6 +26,7 @@ QUERIES: Final = [
     JobQuery(live=True, deleted=True),
     JobQuery(holding=True, holder="", deleted=True),
     JobQuery(untrimmed=True, deleted=True),
+    JobQuery(stopped=True),
     JobQuery(statuses=(Status.QUEUED,)),
     JobQuery(statuses=(Status.QUEUED, Status.FAILED)),
     JobQuery(),
@@ -145,10 +146,11 @@ async def test_a_file_of_the_version_before_gets_its_indexes_and_keeps_its_jobs(
         "counted",
         "with_code",
         "to_erase",
+        "stopped",
     ):
         connection.execute(f"DROP INDEX jobs_{index}")
     for statement in (
-        *(f"ALTER TABLE jobs DROP COLUMN {column}" for column in ("live", "change", "code", "to_erase")),
+        *(f"ALTER TABLE jobs DROP COLUMN {column}" for column in ("live", "change", "code", "to_erase", "stopped")),
         "DROP TABLE changes",
         "CREATE INDEX jobs_holding ON jobs(holder, id) WHERE holds",
         "CREATE INDEX jobs_untrimmed ON jobs(id) WHERE tail",

@@ -73,8 +73,11 @@ async def test_sequence_numbers_have_no_gaps_and_count_per_job(store: MetricStor
     await store.append(OTHER, [log(0, "x")])
     await store.append(JOB, [log(20, "d"), metrics(20, (3, 3.0))])
     assert [(stored.seq, stored.line.text) for stored in await store.lines(JOB, LineQuery())] == [
-        (1, "a"), (2, "b"), (3, "c"), (4, "d"),
-    ]  # fmt: skip
+        (1, "a"),
+        (2, "b"),
+        (3, "c"),
+        (4, "d"),
+    ]
     assert [stored.seq for stored in await store.points(JOB, PointQuery())] == [1, 2, 3]
     assert await store.counts(JOB) == (4, 3)
     assert await store.counts(OTHER) == (1, 0)
@@ -171,16 +174,20 @@ async def test_each_field_of_a_line_query_filters(store: MetricStore) -> None:
                 await store.append(JOB, [log(0, *named, source=source, time_ms=attempt * 1000)])
     assert len(await texts(store)) == 24
     assert await texts(store, LineQuery(rank=1, attempt=2, stream="stderr")) == [
-        "2 worker stderr 0", "2 worker stderr 1", "2 worker stderr 2",
-    ]  # fmt: skip
+        "2 worker stderr 0",
+        "2 worker stderr 1",
+        "2 worker stderr 2",
+    ]
     assert len(await texts(store, LineQuery(role="chief"))) == 12
     assert len(await texts(store, LineQuery(rank=7))) == 0
     assert len(await texts(store, LineQuery(since_ms=2001))) == 8
     assert len(await texts(store, LineQuery(since_ms=1001, until_ms=2000))) == 12
     assert await texts(store, LineQuery(after_seq=2, before_seq=5)) == ["1 chief stdout 2", "1 chief stderr 0"]
     assert await texts(store, LineQuery(search=r"^2 .*err [12]$", tail=3)) == [
-        "2 chief stderr 2", "2 worker stderr 1", "2 worker stderr 2",
-    ]  # fmt: skip
+        "2 chief stderr 2",
+        "2 worker stderr 1",
+        "2 worker stderr 2",
+    ]
 
 
 async def test_pages_follow_each_other_by_sequence_number(store: MetricStore) -> None:
@@ -224,8 +231,11 @@ async def test_points_are_read_as_reported_by_sequence_number(store: MetricStore
     await store.append(JOB, [metrics(0, (1, 0.9), (2, 0.8), (1, 0.7)), metrics(0, (1, 0.5), name="acc", source=rank1)])
     every = await store.points(JOB, PointQuery())
     assert [(stored.seq, stored.point.name, stored.point.step, stored.point.value) for stored in every] == [
-        (1, "loss", 1, 0.9), (2, "loss", 2, 0.8), (3, "loss", 1, 0.7), (4, "acc", 1, 0.5),
-    ]  # fmt: skip
+        (1, "loss", 1, 0.9),
+        (2, "loss", 2, 0.8),
+        (3, "loss", 1, 0.7),
+        (4, "acc", 1, 0.5),
+    ]
     assert [stored.seq for stored in await store.points(JOB, PointQuery(after_seq=1), limit=2)] == [2, 3]
     assert [stored.seq for stored in await store.points(JOB, PointQuery(names=("acc", "none")))] == [4]
     assert [stored.seq for stored in await store.points(JOB, PointQuery(rank=0, after_seq=2))] == [3]
@@ -284,8 +294,11 @@ async def test_each_name_context_and_rank_is_a_curve_of_its_own(store: MetricSto
         for stored in await store.series(JOB, PointQuery())
     ]
     assert curves == [
-        ("acc", {}, 0), ("loss", {"subset": "train"}, 0), ("loss", {"subset": "val"}, 0), ("loss", {}, 1),
-    ]  # fmt: skip
+        ("acc", {}, 0),
+        ("loss", {"subset": "train"}, 0),
+        ("loss", {"subset": "val"}, 0),
+        ("loss", {}, 1),
+    ]
     assert await curve(store, PointQuery(names=("loss",), rank=1)) == [(1, 0.3)]
 
 

@@ -25,8 +25,11 @@ async def store(tmp_path: Path) -> AsyncGenerator[MetricStore]:
 
 def shown(aggregate: Aggregate) -> tuple[Any, ...]:
     """As text, so that NaN can be compared."""
-    places = ((aggregate.last, aggregate.last_step), (aggregate.low, aggregate.low_step),
-              (aggregate.high, aggregate.high_step))  # fmt: skip
+    places = (
+        (aggregate.last, aggregate.last_step),
+        (aggregate.low, aggregate.low_step),
+        (aggregate.high, aggregate.high_step),
+    )
     numbers = " ".join(f"{value}@{step}" for value, step in places)
     return (aggregate.name, dict(aggregate.context), aggregate.rank, aggregate.count, numbers)
 

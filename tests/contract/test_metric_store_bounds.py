@@ -59,8 +59,10 @@ async def test_points_beyond_the_bound_are_left_out_and_sequence_numbers_have_no
     await store.append(JOB, [metrics(0, (0, 1.0), (1, 1.0))])
     assert await store.append(JOB, [metrics(20, (2, 1.0), (3, 1.0), (4, 1.0))]) == [50]
     assert [(stored.seq, stored.point.step) for stored in await store.points(JOB, PointQuery())] == [
-        (1, 0), (2, 1), (3, 2),
-    ]  # fmt: skip
+        (1, 0),
+        (2, 1),
+        (3, 2),
+    ]
     assert await store.left_out(JOB) == {"points": 2}
     await store.close()
 
@@ -70,8 +72,10 @@ async def test_series_beyond_the_bound_are_left_out_and_the_first_ones_continue(
     for at, name in enumerate(["a", "b", "c", "d", "a"]):
         await store.append(JOB, [metrics(at * WIDTH, (at, 1.0), name=name)])
     assert [(stored.seq, stored.point.name) for stored in await store.points(JOB, PointQuery())] == [
-        (1, "a"), (2, "b"), (3, "a"),
-    ]  # fmt: skip
+        (1, "a"),
+        (2, "b"),
+        (3, "a"),
+    ]
     assert await store.left_out(JOB) == {"series": 2}
     await store.close()
 

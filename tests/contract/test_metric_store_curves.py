@@ -108,8 +108,11 @@ async def test_a_window_in_time_has_the_points_that_were_measured_in_it(store: M
     points = [Point(at, 1_000 + at, "loss", at if at % 2 else None, float(at)) for at in range(10)]
     await store.append(JOB, [Batch(METRICS, 0, 10, (), points)])
     assert await curve(store, PointQuery(since_ms=1_003, until_ms=1_006)) == [
-        (3, 3.0), (5, 5.0), (None, 4.0), (None, 6.0),
-    ]  # fmt: skip
+        (3, 3.0),
+        (5, 5.0),
+        (None, 4.0),
+        (None, 6.0),
+    ]
     within = await store.points(JOB, PointQuery(since_ms=1_008))
     assert [stored.point.value for stored in within] == [8.0, 9.0]
     assert [stored.seq for stored in await store.points(JOB, PointQuery(from_step=5, to_step=7))] == [6, 8]

@@ -86,9 +86,10 @@ async def test_two_installations_share_a_bucket_by_their_prefixes(s3: S3) -> Non
 
 async def test_a_large_object_is_written_in_parts_with_and_without_its_size(store: S3ObjectStore) -> None:
     for key, size in (("told", LARGE), ("untold", None)):
-        meta = await store.put(key, some(LARGE), size=size)
+        await store.put(key, some(LARGE), size=size)
+        meta = await store.head(key)
+        assert meta is not None
         assert meta.etag.endswith("-3")
-        assert meta == await store.head(key)
         assert await read(store, key) == whole(LARGE)
 
 
@@ -104,7 +105,7 @@ async def test_a_large_object_is_created_once(store: S3ObjectStore, s3_bucket: B
     outcomes = await asyncio.gather(
         *(store.put("t/k", some(LARGE + n), create_only=True) for n in range(4)), return_exceptions=True
     )
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Duplicate"] * 3 + ["ObjectMeta"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Duplicate"] * 3 + ["NoneType"]
     assert await unfinished(s3_bucket) == []
 
 
@@ -148,10 +149,17 @@ asyncio.run(main())
 async def test_moving_a_large_object_takes_little_memory(s3: S3, s3_bucket: Bucket) -> None:
     credentials = s3_bucket.credentials
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", MOVES, f"s3://{s3_bucket.name}", s3.endpoint, REGION, credentials.access_key,
+        sys.executable,
+        "-c",
+        MOVES,
+        f"s3://{s3_bucket.name}",
+        s3.endpoint,
+        REGION,
+        credentials.access_key,
         credentials.secret_key,
-        cwd=ROOT, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
     out, _ = await process.communicate()
     size, grown_kib = map(int, out.split())
     assert size == 200 * MIB
@@ -217,9 +225,9 @@ async def test_a_request_with_a_lost_reply_is_repeated_and_recognised_as_ours(
     async with proxied(f"127.0.0.1:{s3.port}") as proxy:
         store = through(proxy, s3_bucket)
         proxy.lose_answer_to(marker)
-        meta = await store.put("t/k", some(size), create_only=create_only)
+        await store.put("t/k", some(size), create_only=create_only)
         assert proxy.connections > 1
-        assert (meta.size, await read(store, "t/k")) == (size, whole(size))
+        assert await read(store, "t/k") == whole(size)
         with pytest.raises(Duplicate):
             await store.put("t/k", some(size), create_only=True)
     # The reply with the id of the first upload is lost: the sweep removes that upload.
@@ -248,9 +256,13 @@ async def test_an_unreachable_server_is_unavailable_soon_and_used_at_once_when_i
     outcomes: Sequence[object] = ()
     for stopwatch in tries_within(15):
         calls = (
-            store.put("t/l", some(5)), store.head("t/k"), read(store, "t/k"), store.list("t/"), store.delete("t/k"),
+            store.put("t/l", some(5)),
+            store.head("t/k"),
+            read(store, "t/k"),
+            store.list("t/"),
+            store.delete("t/k"),
             store.ping(),
-        )  # fmt: skip
+        )
         with stopwatch:
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
     for outcome in outcomes:
@@ -380,11 +392,16 @@ def test_the_default_endpoint_is_amazon_s_in_the_region() -> None:
 @pytest.mark.parametrize(
     ("uri", "endpoint", "message"),
     [
-        ("s3:/bucket", "", "s3://bucket"), ("s3://", "", "no bucket"), ("s3://B", "", "no bucket"),
-        ("s3://bucket/../x", "", "prefix"), ("s3://bucket/a//b", "", "prefix"), ("gs://bucket", "", "s3://bucket"),
-        ("s3://bucket", "localhost:9000", "WEFT_S3_ENDPOINT"), ("s3://bucket", "http://u:p@host", "WEFT_S3_ENDPOINT"),
+        ("s3:/bucket", "", "s3://bucket"),
+        ("s3://", "", "no bucket"),
+        ("s3://B", "", "no bucket"),
+        ("s3://bucket/../x", "", "prefix"),
+        ("s3://bucket/a//b", "", "prefix"),
+        ("gs://bucket", "", "s3://bucket"),
+        ("s3://bucket", "localhost:9000", "WEFT_S3_ENDPOINT"),
+        ("s3://bucket", "http://u:p@host", "WEFT_S3_ENDPOINT"),
     ],
-)  # fmt: skip
+)
 def test_an_invalid_bucket_or_endpoint_is_refused(uri: str, endpoint: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         bucket(uri, endpoint=endpoint, region="r", credentials=Credentials("a", "s"))

@@ -122,6 +122,30 @@ async def test_different_names_never_collide(world: World) -> None:
     assert [await store.get(name) for name in names] == [name.encode() for name in names]
 
 
+async def test_names_are_listed_by_their_prefix(world: World) -> None:
+    store = await world.another()
+    assert await store.names() == []
+    names = ["a", "a/", "a/b", "a/c d", "a0", "ab", "b/a/b"]
+    for name in reversed(names):
+        await store.put(name, b"x")
+    assert sorted(await store.names()) == names
+    assert await store.names("a/") == ["a/", "a/b", "a/c d"]
+    assert await store.names("a/b") == ["a/b"]
+    assert await store.names("c") == []
+    await store.delete("a/b")
+    assert await store.names("a/") == ["a/", "a/c d"]
+    with pytest.raises(InvalidRequest):
+        await store.names("\ud800")
+
+
+async def test_many_secrets_are_all_listed(world: World) -> None:
+    store = await world.another()
+    names = [f"a/{number:03d}" for number in range(120)]
+    for name in [*names, "a", "b"]:
+        await store.put(name, b"x")
+    assert await store.names("a/") == names
+
+
 @pytest.mark.parametrize("name", ["", "x" * 300, "ä" * 50, "\ud800"])
 async def test_an_invalid_name_is_refused(world: World, name: str) -> None:
     store = await world.another()

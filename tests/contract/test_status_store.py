@@ -165,9 +165,16 @@ async def test_the_store_answers_a_ping(store: StatusStore) -> None:
 
 
 HOSTILE_TEXTS = [
-    "\x00", "a\x00b", "\x1b[2J\x07\r\n", "\u202egpj.exe", "\ufeff\ufffe\U0010ffff", '{"$where": "1", "a.b": "../.."}',
-    "", " ", "x" * MAX_VALUE,
-]  # fmt: skip
+    "\x00",
+    "a\x00b",
+    "\x1b[2J\x07\r\n",
+    "\u202egpj.exe",
+    "\ufeff\ufffe\U0010ffff",
+    '{"$where": "1", "a.b": "../.."}',
+    "",
+    " ",
+    "x" * MAX_VALUE,
+]
 HOSTILE_KEYS = [
     "/jobs/$where",
     "/jobs/a.b..",
@@ -180,8 +187,15 @@ HOSTILE_KEYS = [
 ]
 REFUSED_TEXTS = ["\ud800", "a\udfffb", "x" * (MAX_VALUE + 1), "x" * 10_000_000, "\ud800" * 10_000_000]
 REFUSED_KEYS = [
-    "", "jobs", "../jobs", "/jobs/\x00", "/\ud800", "/" + "x" * 1024, "/" + "é" * 512, "/" + "x" * 10_000_000,
-]  # fmt: skip
+    "",
+    "jobs",
+    "../jobs",
+    "/jobs/\x00",
+    "/\ud800",
+    "/" + "x" * 1024,
+    "/" + "é" * 512,
+    "/" + "x" * 10_000_000,
+]
 
 
 @pytest.mark.parametrize("value", HOSTILE_TEXTS, ids=lambda value: repr(value)[:20])

@@ -15,7 +15,13 @@ from tests.testbed.kubernetes import programs
 from tests.testbed.kubernetes.cluster import cluster
 
 _ALL: Final = os.environ.get("WEFT_TEST_HELM", "") == "all" or bool(os.environ.get("WEFT_PROMISE"))
-_LONG: Final = ("test_conformance.py", "test_kills.py", "test_rolling_upgrade.py")
+_LONG: Final = (
+    "test_conformance.py",
+    "test_guardian_jobs.py",
+    "test_kills.py",
+    "test_rolling_upgrade.py",
+    "test_shards.py",
+)
 """Files for `make test-helm`, which sets WEFT_TEST_HELM=all, and `make promise` only."""
 Say = Callable[[str], None]
 Untimed = Callable[[], AbstractContextManager[None]]

@@ -33,8 +33,12 @@ def _module(name: str, expected: str) -> Path:
     environment = os.environ | {"GOPATH": str(cache() / "go"), "GOFLAGS": "-modcacherw", "GOTOOLCHAIN": "local"}
     done = subprocess.run(
         [Path(sys.executable).with_name("go"), "mod", "download", "-json", name],
-        capture_output=True, text=True, check=False, cwd="/", env=environment | {"GOWORK": "off"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        env=environment | {"GOWORK": "off"},
+    )
     answer: dict[str, Any] = json.loads(done.stdout or "{}")
     if done.returncode or answer.get("Sum") != expected:
         raise RuntimeError(f"{name}: {answer.get('Error') or done.stderr or 'not the module that crds.toml pins'}")

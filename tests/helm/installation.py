@@ -30,8 +30,8 @@ CHART: Final = ROOT / "helm" / "weft"
 VALUES: Final = Path(__file__).with_name("values.yaml")
 RELEASE: Final = "weft"
 NAMESPACE: Final = "weft-system"
-_VOLUMES: Final = 6
-"""Of MongoDB, etcd, RabbitMQ, S3 and two shards of the metrics service."""
+_VOLUMES: Final = 7
+"""Of MongoDB, etcd, RabbitMQ, S3 and up to three shards of the metrics service."""
 
 
 def helm_program(say: Say) -> Path:
@@ -55,9 +55,13 @@ class Helm:
             command += [f"--kubeconfig={self.kubeconfig}", f"--namespace={NAMESPACE}"]
         # No plugins, caches and repositories of this user.
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=within_s,
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=within_s,
             env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "HELM_NO_PLUGINS": "1"},
-        )  # fmt: skip
+        )
         if done.returncode:
             raise HelmError(f"helm {' '.join(map(str, arguments))}:\n{done.stdout[-4000:]}{done.stderr[-30000:]}")
         return done.stdout
@@ -127,9 +131,13 @@ class Installation:
 
     def install(self, *options: str) -> str:
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        self.kubectl.create({
-            "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels},
-        })  # fmt: skip
+        self.kubectl.create(
+            {
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"name": NAMESPACE, "labels": labels},
+            }
+        )
         return self.run("install", RELEASE, CHART, f"--values={VALUES}", "--wait", "--timeout=10m", *options)
 
     def upgrade(self, *options: str) -> str:
@@ -175,8 +183,10 @@ class Installation:
         key = base64.b64decode(kubectl.get("secret", f"{RELEASE}-admin-key")["data"]["key"]).decode().strip()
         with subprocess.Popen(
             [kubectl.program, *options, "port-forward", f"service/{RELEASE}-api", ":8080"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        ) as process:  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
             assert process.stdout is not None
             try:
                 line = process.stdout.readline()

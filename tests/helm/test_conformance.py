@@ -13,10 +13,19 @@ def test_conformance_says_what_passes_and_what_this_cluster_lacks(installed: Ins
     verdicts = {name: entry["verdict"] for name, entry in checks.items()}
     # The test cluster's network enforces no policy, and its GPUs are numbers without devices.
     assert verdicts == {
-        "versions": "pass", "kubernetes version": "pass", "job store": "pass", "object store": "pass", "rights": "pass",
+        "versions": "pass",
+        "kubernetes version": "pass",
+        "job store": "pass",
+        "object store": "pass",
+        "rights": "pass",
         "policies": "pass",
-        "gang": "pass", "two learners": "pass", "clocks": "pass", "walls": "fail", "gpu": "fail",
-        "job store fail-over": "not applicable", "broker": "not applicable",
-    }, checks  # fmt: skip
+        "gang": "pass",
+        "two learners": "pass",
+        "clocks": "pass",
+        "walls": "fail",
+        "gpu": "fail",
+        "broker": "pass",
+        "job store fail-over": "not applicable",
+    }, checks
     assert all(entry["fix"] for entry in checks.values() if entry["verdict"] == "fail")
     assert "etcd" in checks["walls"]["detail"]

@@ -25,10 +25,11 @@ def _pods(installed: Installation, component: str = "") -> list[dict[str, Any]]:
 
 def _not_ready(installed: Installation) -> list[str]:
     return [
-        pod["metadata"]["name"] for pod in _pods(installed)
+        pod["metadata"]["name"]
+        for pod in _pods(installed)
         if pod["status"]["phase"] != "Succeeded"
         and not all(status["ready"] for status in pod["status"].get("containerStatuses", [{"ready": False}]))
-    ]  # fmt: skip
+    ]
 
 
 def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:

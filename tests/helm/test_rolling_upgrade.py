@@ -1,71 +1,121 @@
-"""`helm upgrade` to another version and `helm rollback` under load: clients see no error, learners are not touched."""
+"""`helm upgrade` to the next version and `helm rollback` under load: clients see no error, learners are not touched.
+
+The next version has another schema of the job's document (``versions``).
+"""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import pytest
 
 from scripts.images import version
-from tests.helm.installation import NAMESPACE, RELEASE, Installation
+from tests.helm.client import client
+from tests.helm.installation import CHART, RELEASE, HelmError, Installation
 from tests.helm.ticking import LONG_S, Ticking
+from tests.helm.versions import import_versions, tag, values
+from tests.testbed.kubernetes.kubectl import condition
 from tests.waiting import eventually
 
-CLIENT = Path(__file__).with_name("client_in_pod.py")
 REPLICAS = "--set=api.replicas=2,lcm.replicas=2,guardian.replicas=2,worker.replicas=2"
-NEXT = f"{version()}-next"
+SERVICES = ("api", "lcm", "guardian", "worker", "metrics")
+STORES = ("mongodb", "etcd", "rabbitmq", "s3")
+_DOCUMENTS: Final = """\
+import json, pathlib
+from pymongo import MongoClient
+uri = pathlib.Path("/var/lib/weft/home/settings.env").read_text().partition("WEFT_JOB_STORE=")[2].split()[0]
+jobs = MongoClient(uri).get_default_database()["jobs"].find()
+print(json.dumps({job["_id"]: {"rev": job["rev"], "later": job["job"].get("later")} for job in jobs}))
+"""
 
 
-def _tag_images(installed: Installation) -> None:
-    """Gives each node the images of "the next version": this one's under another tag."""
-    for node in installed.cluster.nodes:
-        for name in ("platform", "helper"):
-            image = f"docker.io/weft/{name}"
-            node.machine.call(
-                "ctr", "--namespace=k8s.io", "images", "tag", f"{image}:{version()}", f"{image}:{NEXT}"
-            )  # fmt: skip
+@pytest.fixture(scope="module")
+def versions(
+    installed: Installation,
+    announce: Callable[[str], None],
+    untimed: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """The nodes have the images of other versions."""
+    with untimed():
+        import_versions(installed.cluster, ("next", "unreadable"), announce)
 
 
-def _start_client(installed: Installation) -> None:
-    """As the pod of `helm test`, with another command."""
-    (text,) = (
-        text for text in installed.helm("get", "hooks", RELEASE).split("---\n") if "templates/tests/training" in text
-    )
-    pod = installed.kubectl("create", "--dry-run=client", "--filename=-", "--output=json", text=text)
-    document = json.loads(pod)
-    document["metadata"] = {"name": "client", "labels": document["metadata"]["labels"]}
-    (container,) = document["spec"]["containers"]
-    url = f"http://{RELEASE}-api.{NAMESPACE}.svc.cluster.local:8080"
-    container["command"] = ["python", "-c", CLIENT.read_text(), url]
-    installed.kubectl.create(document)
-    installed.kubectl.wait_phase("Running", "client")
+def _pods(installed: Installation, components: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Those that are not being deleted."""
+    selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component in ({','.join(components)})"
+    listed = json.loads(installed.kubectl("get", "pods", f"--selector={selector}", "--output=json"))["items"]
+    return [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
 
 
 def _images(installed: Installation) -> set[str]:
-    """Of the services' pods that are not being deleted."""
-    components = "app.kubernetes.io/component in (api,lcm,guardian,worker,metrics)"
-    selector = f"--selector=app.kubernetes.io/instance={RELEASE},{components}"
-    listed = json.loads(installed.kubectl("get", "pods", selector, "--output=json"))["items"]
-    live = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
-    return {container["image"] for pod in live for container in pod["spec"]["containers"]}
+    pods = _pods(installed, SERVICES)
+    return {container["image"] for pod in pods for container in pod["spec"]["containers"]}
 
 
-def test_clients_and_learners_do_not_notice_an_upgrade_and_a_rollback(trained: Installation) -> None:
-    _tag_images(trained)
+def _uids(installed: Installation, components: tuple[str, ...]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in _pods(installed, components)}
+
+
+def _documents(installed: Installation) -> dict[str, dict[str, Any]]:
+    """Job -> its revision, and the field of the next version, past the platform."""
+    command = ("exec", f"deployment/{RELEASE}-lcm", "--container=lcm", "--", "python", "-c", _DOCUMENTS)
+    stored: dict[str, dict[str, Any]] = json.loads(installed.kubectl(*command))
+    return stored
+
+
+def test_a_version_that_cannot_read_the_jobs_is_refused_and_no_pod_is_changed(
+    trained: Installation, versions: None
+) -> None:
+    with trained.api() as api:
+        job = api.jobs.submit({"name": "stored", "command": "true", "resources": {"cpus": 0.02, "memory": "32MiB"}})
+        job.wait(LONG_S)
+        before = _uids(trained, (*SERVICES, *STORES))
+        with pytest.raises(HelmError, match="upgrade-check"):
+            trained.upgrade(values("unreadable"))
+        assert _uids(trained, (*SERVICES, *STORES)) == before
+        message = trained.kubectl("logs", f"job/{RELEASE}-upgrade-check")
+        assert "cannot read" in message
+        assert job.id in message
+        assert "Nothing was changed" in message
+        job.refresh()
+        assert job.status == "COMPLETED"
+    trained.upgrade()
+
+
+def test_a_shard_that_cannot_start_does_not_block_the_rollback(trained: Installation) -> None:
+    trained.upgrade()
+    revision = str(json.loads(trained.helm("history", RELEASE, "--output=json"))[-1]["revision"])
+    before = _uids(trained, ("metrics",))
+    trained.helm("upgrade", RELEASE, CHART, "--reuse-values", "--set=metrics.env.WEFT_METRICS_SHARDS=none")
+    eventually(lambda: _uids(trained, ("metrics",)) - before, LONG_S)
+    trained.run("rollback", RELEASE, revision, "--wait", "--timeout=10m")
+    pods = _pods(trained, ("metrics",))
+    assert [condition(pod, "Ready").get("status") for pod in pods] == ["True", "True"]
+
+
+def test_clients_and_learners_do_not_notice_an_upgrade_and_a_rollback(trained: Installation, versions: None) -> None:
     trained.upgrade(REPLICAS)
     revision = str(json.loads(trained.helm("history", RELEASE, "--output=json"))[-1]["revision"])
     jobs = Ticking(trained, 2)
-    _start_client(trained)
-    try:
-        trained.upgrade(REPLICAS, f"--set=images.platform=weft/platform:{NEXT},images.helper=weft/helper:{NEXT}")
-        eventually(lambda: _images(trained) == {f"weft/platform:{NEXT}"}, LONG_S)
+    stores = _uids(trained, STORES)
+    with client(trained) as end_client:
+        trained.upgrade(REPLICAS, values("next"))
+        eventually(lambda: _images(trained) == {f"weft/platform:{tag('next')}"}, LONG_S)
+        # A Guardian of the next version takes the jobs over, which writes their documents.
+        eventually(lambda: all(_documents(trained)[job]["later"] for job in jobs.ids), LONG_S)
+        written = _documents(trained)
         trained.run("rollback", RELEASE, revision, "--wait", "--timeout=10m")
         eventually(lambda: _images(trained) == {f"weft/platform:{version()}"}, LONG_S)
-        trained.kubectl("exec", "client", "--", "touch", "/tmp/end")
-        eventually(lambda: trained.kubectl.get("pod", "client")["status"]["phase"] in {"Succeeded", "Failed"}, LONG_S)
-        log = trained.kubectl.log("client")
-    finally:
-        trained.kubectl("delete", "pod", "client", "--grace-period=0", "--force")
+        observed = end_client()
+    assert _uids(trained, STORES) == stores, "a store was restarted"
     jobs.end()
-    observed = json.loads(log.splitlines()[-1])
-    assert observed["requests"] > 50, log
-    assert (observed["errors"], observed["not completed"]) == ([], {}), log
+    assert (observed["errors"], observed["not completed"]) == ([], {}), observed
+    assert observed["requests"] > 50
+    assert observed["followed"] > 10
+    rewritten = _documents(trained)
+    for job in jobs.ids:
+        assert rewritten[job]["rev"] > written[job]["rev"]
+        assert rewritten[job]["later"] == "of the next version", "the former version dropped a field"

@@ -74,9 +74,16 @@ class _UsersPlatform(Platform):
             f" print(json.dumps(platform.{verb}({str(self.home.root)!r}, report=lambda _: None{options})))"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code], env={**self._base, **self._environment}, cwd=ROOT, check=False,
-            capture_output=True, text=True, user=self._user, group=self._user, extra_groups=[],
-        )  # fmt: skip
+            [sys.executable, "-c", code],
+            env={**self._base, **self._environment},
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            user=self._user,
+            group=self._user,
+            extra_groups=[],
+        )
         assert done.returncode == 0, f"can the user {self._user} read {ROOT}? {done.stderr}"
         return done.stdout
 
@@ -90,9 +97,13 @@ def running(combination: Combination, settings: Mapping[str, str], say: Say) -> 
         return
     user, uids = _own_uids(combination)
     own = {
-        "WEFT_NODE_ISOLATION": combination.isolation, "WEFT_NODE_CPUS": "16", "WEFT_NODE_MEMORY": "8GiB",
-        "WEFT_NODE_UID_FIRST": str(uids.start if user == 0 else 70_000), "WEFT_NODE_UID_COUNT": "100", **settings,
-    }  # fmt: skip
+        "WEFT_NODE_ISOLATION": combination.isolation,
+        "WEFT_NODE_CPUS": "16",
+        "WEFT_NODE_MEMORY": "8GiB",
+        "WEFT_NODE_UID_FIRST": str(uids.start if user == 0 else 70_000),
+        "WEFT_NODE_UID_COUNT": "100",
+        **settings,
+    }
     try:
         with _started(user, own) as weft:
             yield weft, OneMachine(weft, uids)

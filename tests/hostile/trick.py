@@ -65,9 +65,14 @@ def of_learner(
             yield from check(arena, job)
 
     return Trick(
-        name=_words(attack.__name__), theme=module, does=_sentence(attack), play=play, quick=quick, restarts=restarts,
+        name=_words(attack.__name__),
+        theme=module,
+        does=_sentence(attack),
+        play=play,
+        quick=quick,
+        restarts=restarts,
         pointless=pointless or {},
-    )  # fmt: skip
+    )
 
 
 def of_request(theme: str, *, quick: bool = False) -> Callable[[Play], Trick]:

@@ -184,10 +184,16 @@ async def test_users_can_create_keys_only_for_themselves(api: Api) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"scope": "root"}, {"user": "../x"}, {"tenant": "a/b"}, {"tenant": ""}, {"user": "A"}, {"name": "\x00"},
-        {"nme": "x"}, {"name": 3},
+        {"scope": "root"},
+        {"user": "../x"},
+        {"tenant": "a/b"},
+        {"tenant": ""},
+        {"user": "A"},
+        {"name": "\x00"},
+        {"nme": "x"},
+        {"name": 3},
     ],
-)  # fmt: skip
+)
 async def test_an_invalid_key_request_is_refused_and_creates_no_key(api: Api, body: Any) -> None:
     before = len((await api.admin.get("/v1/keys")).json()["keys"])
     refused = await api.admin.post("/v1/keys", json=body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import math
 import statistics as reference
@@ -13,6 +14,7 @@ from tests.testbed.api import SPEC, Api
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner_telemetry import Learner, running_learner
 from tests.testbed.metrics import MetricsProcess
+from tests.waiting import until
 from weft import AsyncClient
 
 
@@ -33,8 +35,9 @@ async def statistics(api: Api, **params: Any) -> dict[str, Any]:
 async def test_statistics_over_seeds_are_exact_for_each_group(api: Api, metrics: MetricsProcess, etcd: Etcd) -> None:
     values = {
         (rate, seed): [math.sin(seed + step) * rate for step in range(20 if seed else 10)]
-        for rate in (1, 100) for seed in range(3)
-    }  # fmt: skip
+        for rate in (1, 100)
+        for seed in range(3)
+    }
     async with AsyncExitStack() as stack:
         learners: dict[tuple[int, int], Learner] = {}
         for (rate, seed), column in values.items():
@@ -65,6 +68,26 @@ async def test_statistics_over_seeds_are_exact_for_each_group(api: Api, metrics:
         assert (await statistics(api, name="none", job=ids))["groups"] == []
 
 
+async def test_statistics_leave_out_a_job_whose_metrics_are_damaged(
+    api: Api, metrics: MetricsProcess, etcd: Etcd
+) -> None:
+    async with running_learner(api, metrics, etcd) as good, running_learner(api, metrics, etcd) as bad:
+        await good.write_points(1.0, 2.0)
+        await bad.write_points(3.0, 4.0)
+        await asyncio.to_thread(metrics.stop)
+        (metrics.home / "metrics" / bad.job / "index.sqlite").write_bytes(b"no database" * 1000)
+        metrics.start()
+
+        async def computed() -> dict[str, Any] | None:
+            reply = await api.admin.get("/v1/statistics", params={"name": "loss", "job": [good.job, bad.job]})
+            return dict(reply.json()) if reply.status_code != 503 else None
+
+        await until(computed)
+        reply = await statistics(api, name="loss", job=[good.job, bad.job])
+        assert reply["without"] == [bad.job]
+        assert [group["mean"] for group in reply["groups"]] == [[1.0, 2.0]]
+
+
 async def test_statistics_need_jobs_of_the_own_tenant_and_one_way_to_name_them(api: Api) -> None:
     job = (await api.submit())["id"]
     async with api.client(await api.key("ada", "acme")) as ada:
@@ -72,10 +95,14 @@ async def test_statistics_need_jobs_of_the_own_tenant_and_one_way_to_name_them(a
         reply = (await ada.get("/v1/statistics", params={"name": "loss", "q": ""})).json()
         assert reply == {"groups": [], "without": [], "truncated": False}
     for params in (
-        {"name": "loss"}, {"job": job}, {"name": "loss", "job": job, "q": ""}, {"name": "loss", "q": "("},
-        {"name": "loss", "job": job, "by": "a", "except": "b"}, {"name": "loss", "job": job, "context": "x"},
+        {"name": "loss"},
+        {"job": job},
+        {"name": "loss", "job": job, "q": ""},
+        {"name": "loss", "q": "("},
+        {"name": "loss", "job": job, "by": "a", "except": "b"},
+        {"name": "loss", "job": job, "context": "x"},
         {"name": "loss", "job": job, "max_points": 1},
-    ):  # fmt: skip
+    ):
         assert (await api.admin.get("/v1/statistics", params=params)).status_code == 400, params
 
 
@@ -93,8 +120,10 @@ async def test_a_difference_names_fields_files_and_digests(api: Api) -> None:
     assert (difference["code"]["a"], difference["code"]["b"]) == (a["code_digest"], b["code_digest"])
     assert difference["code"]["compared"]
     assert {file["path"]: file["change"] for file in difference["code"]["files"]} == {
-        "new.py": "added", "old.py": "removed", "train.py": "changed",
-    }  # fmt: skip
+        "new.py": "added",
+        "old.py": "removed",
+        "train.py": "changed",
+    }
     same = (await api.admin.get("/v1/diff", params={"a": a["id"], "b": a["id"]})).json()
     assert (same["spec"], same["code"]["files"], same["environment"]) == ([], [], [])
     plain = (await api.submit())["id"]
@@ -105,8 +134,10 @@ async def test_a_difference_names_fields_files_and_digests(api: Api) -> None:
 
 
 async def test_a_clone_has_the_same_code_and_the_changed_fields(api: Api) -> None:
-    files = {"spec": ("s", b"name: a\ncommand: c\nenv: {SEED: '1'}", "application/yaml"),
-             "code": ("c", packed(train="x"), "application/zip")}  # fmt: skip
+    files = {
+        "spec": ("s", b"name: a\ncommand: c\nenv: {SEED: '1'}", "application/yaml"),
+        "code": ("c", packed(train="x"), "application/zip"),
+    }
     job = (await api.admin.post("/v1/jobs", files=files)).json()
     url = f"/v1/jobs/{job['id']}/clone"
     changes = {"set": {"env.SEED": "2", "learners": 3, "tags": ["copy"]}, "name": "b"}

@@ -8,11 +8,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from google.protobuf.empty_pb2 import Empty
 
 from services.api.connection_limits import connections
 from services.api.grpc.relay import Relay
 from services.core.runtime.sockets import SocketPlace, make_private_folder
 from tests.testbed.api import Api, running_api
+from tests.testbed.user_rpc import speaking
 from tests.waiting import HANG_S, until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -91,6 +93,21 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.write(b"hello")
     await reader.read()
     writer.close()
+
+
+async def test_grpc_on_a_port_of_its_own_has_a_bound_of_connections_for_each_client(tmp_path: Path) -> None:
+    """As in containers and on Kubernetes, where no supervisor holds the port."""
+    async with running_api(tmp_path, max_client_connections=2) as api:
+        host, _, port = api.grpc.rpartition(":")
+        first = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        assert await answer(await asyncio.open_connection(host, int(port))) == b""
+        await close(first)
+
+        async def serves() -> bool:
+            async with speaking(api.grpc, api.admin_key) as rpc:
+                return bool((await rpc.keys.WhoAmI(Empty(), metadata=rpc.metadata)).user)
+
+        assert await until(serves)
 
 
 async def test_relay_to_grpc_has_a_bound_of_connections_for_each_client(tmp_path: Path) -> None:

@@ -62,17 +62,22 @@ async def test_every_answer_forbids_sniffing_framing_and_scripts(api: Api) -> No
     job = (await api.submit())["id"]
     async with api.client(None) as browser:
         answers = [
-            await api.admin.get("/v1/jobs"), await api.admin.get(f"/v1/jobs/{job}/artifacts/nothing"),
-            await browser.get("/v1/jobs"), await browser.get("/v1/version"), await browser.get("/assets/app-1.js"),
-        ]  # fmt: skip
+            await api.admin.get("/v1/jobs"),
+            await api.admin.get(f"/v1/jobs/{job}/artifacts/nothing"),
+            await browser.get("/v1/jobs"),
+            await browser.get("/v1/version"),
+            await browser.get("/assets/app-1.js"),
+        ]
     for answer in answers:
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["x-frame-options"] == "DENY"
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'; sandbox"
         assert answer.headers["content-type"].partition(";")[0] in {
-            "application/json", "application/problem+json", "application/javascript",
-        }  # fmt: skip
+            "application/json",
+            "application/problem+json",
+            "application/javascript",
+        }
 
 
 async def test_assets_are_cached_for_ever_and_compressed_if_the_browser_can(api: Api) -> None:
@@ -86,9 +91,20 @@ async def test_assets_are_cached_for_ever_and_compressed_if_the_browser_can(api:
         assert (await browser.get("/assets/fonts/a.woff2")).content == b"font"
 
 
-@pytest.mark.parametrize("path", [
-    "../index.html", "..%2findex.html", "%2e%2e/secret.txt", "link", "", "/etc/passwd", "%00", "fonts", "app-1.js/",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../index.html",
+        "..%2findex.html",
+        "%2e%2e/secret.txt",
+        "link",
+        "",
+        "/etc/passwd",
+        "%00",
+        "fonts",
+        "app-1.js/",
+    ],
+)
 async def test_no_path_leads_to_a_file_that_is_no_asset(api: Api, path: str) -> None:
     answer = await api.first_line(f"GET /assets/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert answer in {b"HTTP/1.1 404 Not Found", b"HTTP/1.1 400 Bad Request"}

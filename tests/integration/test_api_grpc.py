@@ -7,6 +7,7 @@ import os
 import random
 import re
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 
 from services.api.grpc.auth_interceptor import OPEN_SERVICES, PUBLIC, permission_of
 from services.api.grpc.jobs import Jobs
-from services.api.grpc.platform import Keys, Platform
+from services.api.grpc.platform import Keys, Platform, Secrets
 from services.api.grpc.server import serve
 from services.core.domain.errors import WeftError
 from services.core.gen.weft.v1 import jobs_pb2 as pb
@@ -39,7 +40,12 @@ from tests.testbed.user_rpc import Rpc, refusal, speaking, stream_of
 from tests.waiting import until
 
 YAML = "name: digits\ncommand: python train.py\n"
-SERVICERS: dict[str, type] = {"weft.v1.Jobs": Jobs, "weft.v1.Keys": Keys, "weft.v1.Platform": Platform}
+SERVICERS: dict[str, type] = {
+    "weft.v1.Jobs": Jobs,
+    "weft.v1.Keys": Keys,
+    "weft.v1.Platform": Platform,
+    "weft.v1.Secrets": Secrets,
+}
 STREAMING = {"SubmitJob", "PlanJob"}
 NEVER = {"INTERNAL", "UNKNOWN", "UNIMPLEMENTED", "DEADLINE_EXCEEDED"}
 
@@ -312,21 +318,33 @@ async def test_a_call_that_exceeds_its_deadline_leaves_no_file(api: Api, rpc: Rp
 # --- malformed messages ---------------------------------------------------------------
 
 MESSAGES = {
-    "GetJob": pb.GetJobRequest, "ListJobs": pb.ListJobsRequest, "KillJob": pb.ChangeJobRequest,
-    "DeleteJob": pb.DeleteJobRequest, "GetHistory": pb.GetHistoryRequest, "GetLogs": pb.GetLogsRequest,
-    "FollowLogs": pb.GetLogsRequest, "GetSeries": pb.GetMetricsRequest, "FollowEvents": pb.FollowEventsRequest,
-    "ListArtifacts": pb.ListArtifactsRequest, "GetArtifact": pb.GetArtifactRequest, "CreateKey": pp.CreateKeyRequest,
-    "GetQueue": pp.OfTenantRequest, "RevokeKey": pp.RevokeKeyRequest, "SubmitJob": pb.SubmitJobRequest,
-}  # fmt: skip
+    "GetJob": pb.GetJobRequest,
+    "ListJobs": pb.ListJobsRequest,
+    "KillJob": pb.ChangeJobRequest,
+    "DeleteJob": pb.DeleteJobRequest,
+    "GetHistory": pb.GetHistoryRequest,
+    "GetLogs": pb.GetLogsRequest,
+    "FollowLogs": pb.GetLogsRequest,
+    "GetSeries": pb.GetMetricsRequest,
+    "FollowEvents": pb.FollowEventsRequest,
+    "ListArtifacts": pb.ListArtifactsRequest,
+    "GetArtifact": pb.GetArtifactRequest,
+    "CreateKey": pp.CreateKeyRequest,
+    "GetQueue": pp.OfTenantRequest,
+    "RevokeKey": pp.RevokeKeyRequest,
+    "SubmitJob": pb.SubmitJobRequest,
+}
 
 
 def values(kind: Any, job: str) -> st.SearchStrategy[Any]:
     """Well-formed messages of the kind with any values in their fields."""
     texts = st.one_of(st.text(max_size=20), st.sampled_from([job, "*", "a\x00b", "..", "x" * 3000, "\U0010ffff"]))
     numbers = {
-        "TYPE_UINT32": st.integers(0, 2**32 - 1), "TYPE_UINT64": st.integers(0, 2**64 - 1),
-        "TYPE_INT64": st.integers(-(2**63), 2**63 - 1), "TYPE_INT32": st.integers(-(2**31), 2**31 - 1),
-    }  # fmt: skip
+        "TYPE_UINT32": st.integers(0, 2**32 - 1),
+        "TYPE_UINT64": st.integers(0, 2**64 - 1),
+        "TYPE_INT64": st.integers(-(2**63), 2**63 - 1),
+        "TYPE_INT32": st.integers(-(2**31), 2**31 - 1),
+    }
 
     def of(field: Any) -> st.SearchStrategy[Any]:
         if field.message_type is not None:
@@ -489,3 +507,15 @@ async def test_stale_answers_while_the_store_is_away_have_their_age(tmp_path: Pa
         stale = rpc.jobs.GetJob(wanted, metadata=rpc.metadata)
         assert (await stale).status == "QUEUED"
         assert int(dict(await stale.trailing_metadata())["age"]) >= 0
+
+
+async def test_api_starts_where_folders_get_the_setgid_bit_as_in_volumes_of_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o2777)
+    monkeypatch.setattr(tempfile, "tempdir", str(volume))
+    async with running_api(tmp_path / "home") as api, speaking(api.grpc, api.admin_key) as rpc:
+        assert [folder.stat().st_mode & 0o7777 for folder in volume.iterdir()] == [0o700]
+        assert (await rpc.platform.GetVersion(Empty(), metadata=rpc.metadata)).version

@@ -123,9 +123,14 @@ async def test_following_the_logs_of_a_waiting_job_says_what_it_waits_for(
     job = await api.submit()
     environment = {**os.environ, "WEFT_URL": api.url, "WEFT_KEY": api.admin_key, "XDG_CONFIG_HOME": str(tmp_path)}
     following = await asyncio.create_subprocess_exec(
-        Path(sys.executable).with_name("weft"), "logs", "-f", job["id"], env=environment,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        Path(sys.executable).with_name("weft"),
+        "logs",
+        "-f",
+        job["id"],
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     assert following.stderr is not None
     try:
         assert (await following.stderr.readline()).decode().startswith("the job waits: ")
@@ -163,10 +168,16 @@ async def test_a_filter_finds_jobs_by_their_fields(api: Api) -> None:
     tagged = (await api.submit({**SPEC, "name": "tagged", "tags": ["x"], "env": {"LR": "0.1"}}))["id"]
     await api.admin.post(f"/v1/jobs/{plain}/kill")
     for text, expected in (
-        ("status=KILLED", [plain]), ("status=queued and created<1h", [tagged]), ("tag=x", [tagged]),
-        ("env.LR=0.1 or name=plain", [tagged, plain]), ("not status=KILLED", [tagged]), ("user=nobody", []),
-        ("created>1d", []), ("name~LAI", [plain]), ("", [tagged, plain]),
-    ):  # fmt: skip
+        ("status=KILLED", [plain]),
+        ("status=queued and created<1h", [tagged]),
+        ("tag=x", [tagged]),
+        ("env.LR=0.1 or name=plain", [tagged, plain]),
+        ("not status=KILLED", [tagged]),
+        ("user=nobody", []),
+        ("created>1d", []),
+        ("name~LAI", [plain]),
+        ("", [tagged, plain]),
+    ):
         assert [job["id"] for job in await listed(api, q=text)] == expected, text
     assert [job["id"] for job in await listed(api, order="oldest")] == [plain, tagged]
     assert [job["id"] for job in await listed(api, order="oldest", q="created<1d", limit=1)] == [plain, tagged]
@@ -176,9 +187,12 @@ async def test_a_filter_compares_metrics_of_running_jobs(api: Api, learner: Lear
     await api.submit()
     await learner.write_points(0.9, 0.2, 0.4)
     for text, expected in (
-        ("metric.loss<0.5", [learner.job]), ("metric.loss<0.3", []), ("metric.loss.min<0.3", [learner.job]),
-        ("status=QUEUED and metric.loss<1", []), ("metric.none<1", []),
-    ):  # fmt: skip
+        ("metric.loss<0.5", [learner.job]),
+        ("metric.loss<0.3", []),
+        ("metric.loss.min<0.3", [learner.job]),
+        ("status=QUEUED and metric.loss<1", []),
+        ("metric.none<1", []),
+    ):
         assert [job["id"] for job in await listed(api, q=text)] == expected, text
 
 
@@ -191,8 +205,13 @@ async def test_columns_show_last_smallest_largest_and_best_value_with_their_step
     loss, accuracy = by_id[learner.job]
     first = learner.points - 5
     assert {key: loss[key] for key in ("name", "count", "last", "min", "max", "best")} == {
-        "name": "loss", "count": 3, "last": 0.4, "min": 0.2, "max": 0.9, "best": 0.2,
-    }  # fmt: skip
+        "name": "loss",
+        "count": 3,
+        "last": 0.4,
+        "min": 0.2,
+        "max": 0.9,
+        "best": 0.2,
+    }
     assert (loss["best_step"], loss["max_step"], loss["last_step"]) == (first + 1, first, first + 2)
     assert (accuracy["last"], accuracy["best"], accuracy["min"]) == ("NaN", 0.5, 0.5)
     [chosen] = [job for job in await listed(api, metrics="loss:max", fields="name") if job["id"] == learner.job]

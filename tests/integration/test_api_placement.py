@@ -131,8 +131,9 @@ async def test_the_cluster_is_shown_as_the_dispatcher_counts_it(installation: In
     await until(in_use)
     shown = await installation.cluster()
     assert [tuple(listed[name] for name in ("name", "cpus", "gpus", "ready")) for listed in shown["nodes"]] == [
-        ("a", 4, 2, True), ("b", 4, 0, True),
-    ]  # fmt: skip
+        ("a", 4, 2, True),
+        ("b", 4, 0, True),
+    ]
     assert (shown["isolation"], shown["total"]) == ("process", {"cpus": 8, "memory": 32 * GB, "gpus": 2})
     assert shown["used"] == {"cpus": 3, "memory": 4 * GB, "gpus": 2}
 

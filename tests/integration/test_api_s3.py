@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import apsw
 import httpx2
 import pytest
 
@@ -16,8 +18,11 @@ from services.core.domain.errors import InvalidRequest
 from services.core.runtime.home import Home
 from services.local.doctor import examine
 from tests.testbed.api import SPEC, Api, a_zip, running_api
+from tests.testbed.proxy import proxied
 from tests.testbed.s3 import S3
 from tests.waiting import until
+
+_REQUEST: Final = re.compile(rb"^([A-Z]+) \S+ HTTP/1\.1\r$", re.MULTILINE)
 
 
 def options(s3: S3, **changes: str) -> dict[str, Any]:
@@ -33,10 +38,13 @@ async def api(own_s3: S3, tmp_path: Path) -> AsyncGenerator[Api]:
 
 
 async def submit(
-    api: Api, files: Mapping[str, bytes | str] | None = None, archive: bytes | None = None
+    api: Api,
+    files: Mapping[str, bytes | str] | None = None,
+    archive: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> httpx2.Response:
     spec = ("spec.json", json.dumps({**SPEC, "code": "."}), "application/json")
-    return await api.admin.post("/v1/jobs", files={"spec": spec, "code": archive or a_zip(files)})
+    return await api.admin.post("/v1/jobs", files={"spec": spec, "code": archive or a_zip(files)}, headers=headers)
 
 
 async def test_code_is_uploaded_once_and_read_back(api: Api, own_s3: S3) -> None:
@@ -47,6 +55,38 @@ async def test_code_is_uploaded_once_and_read_back(api: Api, own_s3: S3) -> None
     assert [path.name for path in stored] == [made.json()["code_digest"].removeprefix("sha256:")]
     back = await api.admin.get(f"/v1/jobs/{made.json()['id']}/artifacts/code.zip")
     assert back.content == stored[0].read_bytes()
+
+
+async def test_a_submit_with_code_and_a_key_costs_one_insert_one_head_and_one_put(s3: S3, tmp_path: Path) -> None:
+    requests: list[bytes] = []
+    statements: list[str] = []
+
+    def record(request: bytes) -> bool:
+        requests.extend(match[1] for match in _REQUEST.finditer(request))
+        return False
+
+    def trace(connection: apsw.Connection) -> None:
+        def add(_: object, statement: str, __: object) -> bool:
+            statements.append(statement)
+            return True
+
+        connection.exec_trace = add
+
+    with_key = {"Idempotency-Key": "k"}
+    apsw.connection_hooks.append(trace)
+    try:
+        async with proxied(f"127.0.0.1:{s3.port}") as proxy:
+            through_proxy = options(s3, s3_endpoint=f"http://{proxy.address}")
+            async with running_api(tmp_path / "home", **through_proxy) as api:
+                assert (await submit(api)).status_code == 201  # the api has checked the bucket
+                proxy.loses_answer_to = record
+                statements.clear()
+                assert (await submit(api, {"train.py": "print(2)"}, headers=with_key)).status_code == 201
+    finally:
+        apsw.connection_hooks.remove(trace)
+    assert requests == [b"HEAD", b"PUT"]
+    of_jobs = [text.split()[0] for text in statements if "jobs" in text and "change >" not in text]
+    assert of_jobs == ["INSERT"], statements
 
 
 async def test_submits_with_code_get_retry_after_while_the_object_store_is_away(api: Api, own_s3: S3) -> None:

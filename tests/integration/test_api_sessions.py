@@ -123,8 +123,16 @@ async def test_a_rebound_host_name_gets_no_page_no_session_and_no_data(tmp_path:
             assert (await browser.get("/v1/jobs", headers=evil)).status_code == 403
             assert (await browser.post("/v1/jobs", json=SPEC, headers={**headers, **evil})).status_code == 403
             assert (await browser.post("/v1/session", json={"key": api.admin_key}, headers=evil)).status_code == 403
-            for host in ("localhost:80", "a.localhost", "127.0.0.1:1", "[::1]:1", "10.1.2.3", "weft.example:443",
-                         "WEFT.example", "other.example:8443"):  # fmt: skip
+            for host in (
+                "localhost:80",
+                "a.localhost",
+                "127.0.0.1:1",
+                "[::1]:1",
+                "10.1.2.3",
+                "weft.example:443",
+                "WEFT.example",
+                "other.example:8443",
+            ):
                 assert (await browser.get("/v1/jobs", headers={"Host": host})).status_code == 200, host
             for host in ("other.example", "weft.example.evil", "127.0.0.1.evil.example", "localhost.evil", "", "a@b"):
                 assert (await browser.get("/v1/jobs", headers={"Host": host})).status_code in {400, 403}, host

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import apsw
 import httpx2
 import pytest
 
@@ -229,11 +230,17 @@ async def test_a_stream_ends_with_the_session_it_was_opened_in(api: Api, monkeyp
 @pytest.mark.parametrize(
     ("params", "status"),
     [
-        ({"job": "j" + "0" * 22}, 404), ({"points": "j" + "0" * 22}, 404), ({"lines": "j" + "0" * 22}, 404),
-        ({"points": "x"}, 400), ({"points": "{job}:x"}, 400), ({"points": "{job}:9007199254740992"}, 400),
-        ({"lines": "{job}:9007199254740992"}, 400), ({"job": ["{job}"] * 21}, 400), ({"list": "maybe"}, 400),
+        ({"job": "j" + "0" * 22}, 404),
+        ({"points": "j" + "0" * 22}, 404),
+        ({"lines": "j" + "0" * 22}, 404),
+        ({"points": "x"}, 400),
+        ({"points": "{job}:x"}, 400),
+        ({"points": "{job}:9007199254740992"}, 400),
+        ({"lines": "{job}:9007199254740992"}, 400),
+        ({"job": ["{job}"] * 21}, 400),
+        ({"list": "maybe"}, 400),
     ],
-)  # fmt: skip
+)
 async def test_a_wrong_stream_is_refused_before_it_begins(api: Api, params: dict[str, Any], status: int) -> None:
     job = (await api.submit())["id"]
     filled = {
@@ -251,10 +258,18 @@ BEYOND = "9007199254740992"
 @pytest.mark.parametrize(
     "last",
     [
-        "x", "c", "c-", "c--1", "c-1.", "c-99999999999999999999", "z-1", "c-1,", "p123-1",
+        "x",
+        "c",
+        "c-",
+        "c--1",
+        "c-1.",
+        "c-99999999999999999999",
+        "z-1",
+        "c-1,",
+        "p123-1",
         *(f"{part}-{BEYOND}" for part in ("c", "h0", "p0", "l0")),
     ],
-)  # fmt: skip
+)
 async def test_an_id_of_no_stream_is_refused(api: Api, last: str) -> None:
     assert await refusal(api.admin, last, list="true") == (400, "/header/last-event-id")
 
@@ -272,3 +287,71 @@ async def test_another_tenants_job_cannot_be_followed(api: Api) -> None:
     async with api.client(await api.key("ada", "acme")) as ada:
         for part in ("job", "points", "lines"):
             assert (await ada.get("/v1/stream", params={part: job})).status_code == 404
+
+
+async def test_a_job_with_damaged_metrics_ends_no_other_part_of_the_page(
+    api: Api, learner: Learner, metrics: MetricsProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_DAMAGED_RETRY_S", 0.1)
+    bad, good = learner.job, (await api.submit())["id"]
+    await learner.write_points(1.0)
+    index = metrics.home / "metrics" / bad / "index.sqlite"
+    await asyncio.to_thread(metrics.stop)
+    sound = index.read_bytes()
+    index.write_bytes(b"no database" * 1000)
+    metrics.start()
+    params: dict[str, Any] = {
+        "list": "true",
+        "job": [bad, good],
+        "points": [f"{bad}:0", f"{good}:0"],
+        "lines": f"{bad}:0",
+    }
+    async with page(api.admin, **params) as shown:
+        await until(lambda: len(shown.named("damaged")) == 2)
+        assert {(damaged["part"], damaged["id"]) for damaged in shown.named("damaged")} == {
+            ("points", bad),
+            ("lines", bad),
+        }
+        await api.admin.post(f"/v1/jobs/{good}/kill")
+        await until(lambda: "KILLED" in [job["status"] for job in shown.named("job") if job["id"] == good])
+        assert not shown.named("error")
+        replacement = index.with_name("repaired")
+        replacement.write_bytes(sound)
+        replacement.replace(index)
+        await until(lambda: [point["value"] for points in shown.named("points") for point in points["points"]] == [1.0])
+        assert len(shown.named("damaged")) == 2
+        assert not shown.ended
+
+
+async def test_a_job_whose_document_is_damaged_ends_no_other_part_of_the_page(
+    api: Api, learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_DAMAGED_RETRY_S", 0.1)
+    bad, good = learner.job, (await api.submit())["id"]
+    jobs = apsw.Connection(str(tmp_path / "jobs.sqlite"))
+    ((sound,),) = jobs.execute("SELECT doc FROM jobs WHERE id = ?", (bad,)).fetchall()
+    damaged = json.dumps({**json.loads(str(sound)), "state": 3})
+    jobs.execute("UPDATE jobs SET doc = ? WHERE id = ?", (damaged, bad))
+    async with page(api.admin, job=[bad, good], points=bad) as shown:
+        await until(lambda: {damaged["part"] for damaged in shown.named("damaged")} == {"job", "points"})
+        await until(lambda: {history["id"] for history in shown.named("history")} == {good})
+        jobs.execute("UPDATE jobs SET doc = ? WHERE id = ?", (sound, bad))
+        await until(lambda: bad in [history["id"] for history in shown.named("history")])
+        assert not shown.named("error")
+    jobs.close()
+
+
+async def test_a_page_goes_on_when_a_damaged_job_is_deleted(
+    api: Api, learner: Learner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_DAMAGED_RETRY_S", 0.1)
+    jobs = apsw.Connection(str(tmp_path / "jobs.sqlite"))
+    jobs.execute('UPDATE jobs SET doc = \'{"tenant": "default"}\' WHERE id = ?', (learner.job,))
+    async with page(api.admin, job=learner.job, points=learner.job, list="true") as shown:
+        await until(lambda: len(shown.named("damaged")) == 2)
+        jobs.execute("DELETE FROM jobs WHERE id = ?", (learner.job,))
+        await until(lambda: shown.named("left") == [{"id": learner.job}])
+        added = (await api.submit())["id"]
+        await until(lambda: [job["id"] for job in shown.named("job")] == [added])
+        assert not shown.named("error")
+    jobs.close()

@@ -101,6 +101,33 @@ async def test_log_lines_are_paged_and_filtered(api: Api, learner: Learner) -> N
     assert len((await api.admin.get(url, params={"since": "2020-01-01T00:00:00+01:00"})).json()["lines"]) == 10
 
 
+async def test_a_log_of_any_length_is_saved_as_a_file_by_one_request_with_the_cookie_of_a_session(
+    api: Api, learner: Learner
+) -> None:
+    """The dashboard collected all pages of a log in the memory of the browser."""
+    for batch in range(3):
+        await learner.write_lines(*(f"line {batch}-{number} é" for number in range(500)))
+    url = f"/v1/jobs/{learner.job}/logs"
+    stored = (await api.admin.get(url, params={"limit": 10_000})).json()["lines"]
+    lines = [f"{line['time']} worker-0 stdout {line['text']}" for line in stored]
+    same_site = {"sec-fetch-site": "same-origin"}
+    async with api.client(None) as browser:
+        await browser.post("/v1/session", json={"key": api.admin_key}, headers=same_site)
+        file = await browser.get(url, params={"download": True, "limit": 1}, headers=same_site)
+        assert file.headers["content-disposition"] == f"attachment; filename={learner.job}.log"
+        assert file.headers["content-type"] == "text/plain; charset=utf-8"
+        assert file.text.splitlines() == lines
+        assert (await browser.get(url, params={"download": True}, headers={"sec-fetch-site": "cross-site"})).is_error
+    by_time = await api.admin.get(url, params={"download": True, "order": "time", "search": "line 1-"})
+    assert by_time.text.splitlines() == lines[500:1000]
+    some = await api.admin.get(url, params={"download": True, "after": 3, "before": 6})
+    assert some.text.splitlines() == lines[3:5]
+    none = await api.admin.get(url, params={"download": True, "rank": 1})
+    assert (none.status_code, none.content) == (200, b"")
+    for wrong in ({"tail": 1}, {"search": "("}):
+        assert (await api.admin.get(url, params={"download": True, **wrong})).status_code == 400
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -154,10 +181,17 @@ async def test_usage_of_the_hardware_is_in_the_progress_and_among_the_metrics_by
     assert list(progress["latest"]) == ["loss"]
     assert progress["usage"] == [
         {
-            "rank": 0, "cpus": 0.25, "max_cpus": 1.5, "memory": 700, "max_memory": 700,
-            "gpus": None, "max_gpus": None, "gpu_memory": None, "max_gpu_memory": None,
+            "rank": 0,
+            "cpus": 0.25,
+            "max_cpus": 1.5,
+            "memory": 700,
+            "max_memory": 700,
+            "gpus": None,
+            "max_gpus": None,
+            "gpu_memory": None,
+            "max_gpu_memory": None,
         }
-    ]  # fmt: skip
+    ]
     every = (await api.admin.get(f"{url}/metrics", params={"series": "true"})).json()
     assert [curve["name"] for curve in every["series"]] == ["loss"]
     named = (await api.admin.get(f"{url}/metrics", params={"series": "true", "name": "system/cpu"})).json()
@@ -178,9 +212,14 @@ async def test_a_log_stream_has_each_line_once_and_the_end_last(api: Api, learne
     assert [event.id for event in reading.events_read] == [1, 2, 3, 4, None]
     assert reading.events_read[-1].name == "end"
     assert reading.events_read[-1].data == {
-        "id": learner.job, "status": "COMPLETED", "reason": "", "message": "", "exit_code": None, "at_rest": True,
+        "id": learner.job,
+        "status": "COMPLETED",
+        "reason": "",
+        "message": "",
+        "exit_code": None,
+        "at_rest": True,
         "deleted": False,
-    }  # fmt: skip
+    }
 
 
 async def test_a_log_stream_ends_only_after_the_hardware_is_released(api: Api, learner: Learner) -> None:

@@ -35,8 +35,9 @@ def code(size: int, seed: int = 0) -> bytes:
 
 async def send(client: httpx2.AsyncClient, archive: bytes, **options: Any) -> httpx2.Response:
     files: dict[str, Any] = {
-        "spec": ("s", json.dumps(SPEC), "application/json"), "code": ("c.zip", archive, "application/zip"),
-    }  # fmt: skip
+        "spec": ("s", json.dumps(SPEC), "application/json"),
+        "code": ("c.zip", archive, "application/zip"),
+    }
     return await client.post("/v1/jobs", files=files, **options)
 
 

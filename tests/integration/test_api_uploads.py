@@ -1,13 +1,11 @@
 """Uploads of code, and downloads of files."""
 
 import asyncio
-import contextlib
 import json
 import os
 import stat
-import subprocess
 import zipfile
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import structlog.testing
 
 from tests.testbed.api import SPEC, Api, a_zip, running_api
+from tests.testbed.mounts import small_disk
 from tests.waiting import until
 
 
@@ -164,24 +163,10 @@ async def test_files_of_a_killed_process_are_removed_at_the_next_start(tmp_path:
         assert await nothing_was_kept(api)
 
 
-@contextlib.contextmanager
-def small_disk(where: Path, size: str) -> Generator[None]:
-    """A small file system at this folder; skips if this process may not mount one."""
-    where.mkdir(parents=True, exist_ok=True)
-    if (
-        os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", where], check=False).returncode
-    ):
-        pytest.skip("a disk that is full needs the right to mount")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", where], check=True)
-
-
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
 @pytest.mark.parametrize("full", ["uploads", "objects"])
 async def test_a_full_disk_answers_507_and_leaves_nothing(tmp_path: Path, full: str) -> None:
-    with small_disk(tmp_path / full, "256k"):
+    with small_disk(tmp_path / full, "size=256k"):
         async with running_api(tmp_path) as api:
             refused = await send(api, a_zip({"weights": os.urandom(2**20)}))
             assert (refused.status_code, refused.json()["code"]) == (507, "no-space"), refused.text
@@ -307,10 +292,18 @@ async def test_empty_files_and_files_with_special_names_can_be_downloaded(api: A
 
 
 PATHS = [
-        "attempts/../../../code/x", "attempts/%2e%2e/x", "attempts/1/%2e%2e/%2e%2e/x", "..%2f..%2fsecrets", "code.zip",
-        "attempts//x", "attempts/%00", "attempts/1/results/worker-0/nothing", "%ff", "attempts/%ff",
-        "attempts/" + "a" * 5000,
-]  # fmt: skip
+    "attempts/../../../code/x",
+    "attempts/%2e%2e/x",
+    "attempts/1/%2e%2e/%2e%2e/x",
+    "..%2f..%2fsecrets",
+    "code.zip",
+    "attempts//x",
+    "attempts/%00",
+    "attempts/1/results/worker-0/nothing",
+    "%ff",
+    "attempts/%ff",
+    "attempts/" + "a" * 5000,
+]
 
 
 async def test_no_path_leads_out_of_the_job(api: Api) -> None:

@@ -52,9 +52,10 @@ class First:
 
 
 def snapshot(url: str, key: str) -> Seen:
-    """Everything of every job."""
+    """The secrets, and everything of every job."""
     content: Seen = {}
     with Client(url, key) as client:
+        content |= {f"secret {secret['name']}": secret for secret in client.secrets.list()}
         for job in client.jobs.list():
             content[f"job {job.id}"] = client.jobs.document(job.id)
             content |= {f"event {job.id} {event.seq}": event for event in job.history()}
@@ -89,7 +90,7 @@ def _submit(client: Client, code: Path) -> dict[str, Job]:
         ),
         "failed": client.jobs.submit({"name": "b", "command": "echo oh; exit 7", "resources": SMALL}),
         "deleted": client.jobs.submit({"name": "c", "command": "echo gone", "resources": SMALL}),
-    }  # fmt: skip
+    }
     for job in jobs.values():
         job.wait(HANG_S)
     jobs["deleted"].delete()
@@ -109,6 +110,7 @@ def first(tmp_path: Path) -> First:
     (folder / "code" / "train.sh").write_text("# of the code\n")
     with platform({"WEFT_NODE_CPUS": "2"}) as first_platform, Client(first_platform.url, first_platform.key) as client:
         jobs = _submit(client, folder / "code")
+        client.secrets.set("s3", {"access_key": "AKIA", "secret_key": "wJal"})
         users_key = _key_for(first_platform.url, first_platform.key, "ada")
         before, acknowledged, enough = snapshot(first_platform.url, first_platform.key), [], threading.Event()
 

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -271,6 +272,18 @@ def test_killed_restore_blocks_start_and_can_be_repeated(home: Path, tmp_path: P
     assert actual.keys() == expected.keys()
     same = ("sources", "line", "point", "record", "secret", "file")
     assert kinds(actual, *same) == kinds(expected, *same)
+
+
+def test_restore_is_refused_while_a_service_in_another_container_runs(home: Path, tmp_path: Path) -> None:
+    backup(home, tmp_path / "b")
+    other = tmp_path / "other"
+    (other / "run").mkdir(parents=True)
+    with socket.create_server(("127.0.0.2", 0)) as lcm:
+        addresses = {"lcm": "tls:127.0.0.2:1", "lcm-ops": f"tls:127.0.0.2:{lcm.getsockname()[1]}"}
+        (other / "run" / "addresses.json").write_text(json.dumps(addresses))
+        with pytest.raises(Conflict, match=r"lcm still run in other containers; .*docker compose stop lcm"):
+            restore(other, tmp_path / "b", replace=True)
+    restore(other, tmp_path / "b", replace=True)
 
 
 def test_restore_on_full_disk_reports_it_and_can_be_repeated(home: Path, tmp_path: Path) -> None:

@@ -83,8 +83,10 @@ async def test_events_have_the_same_json_as_the_api(api: Api, weft: Terminal) ->
     events = (await weft("events", job["id"], "-o", "json")).json
     assert events == (await api.admin.get(f"/v1/jobs/{job['id']}/history")).json()
     assert (events["events"][0]["from"], events["events"][0]["to"], events["events"][0]["time"][-1]) == (
-        None, "QUEUED", "Z",
-    )  # fmt: skip
+        None,
+        "QUEUED",
+        "Z",
+    )
 
 
 async def test_an_admin_adds_a_user_lists_keys_and_removes_the_user(api: Api, weft: Terminal) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from services.core.runtime.learner_folder import JOB_FOLDER
 from tests.testbed.answers import check_answer
 from tests.testbed.platform import Platform
 from tests.testbed.screen import Screen
+from tests.testbed.terminal import Output
 from tests.waiting import HANG_S
 from weft import Client
-from weft._cli.answers import COMMANDS as ANSWERS
+from weft._cli.answers import by_command
 from weft._cli.main import run
 from weft._spec_file import read_spec
 
@@ -46,17 +46,6 @@ grace: 2s
 
 
 WEFT_COMMAND = str(Path(sys.executable).with_name("weft"))
-
-
-@dataclass
-class Output:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
 
 
 Weft = Callable[..., Output]
@@ -100,34 +89,70 @@ def every_command(form: str, platform: Platform, code: Path, folder: Path) -> li
     home, saved, ada = str(platform.home.root), str(folder / "saved.weft"), f"ada-{form}"
     train, here = ["train", str(code), "--name", f"forms-{form}"], ["--home", home]
     checks = [word for check in CHECKS for word in ("--skip", check)]
+    key_file = folder / "access-key"
+    key_file.write_text("AKIA-not-shown\n")
     typed = [
-        ("init", ["init", str(folder / "new")]), ("train --dry-run", [*train, "--dry-run"]), ("train", train),
-        ("logs", ["logs", "JOB", "-f"]), ("metrics -f", ["metrics", "-f", "JOB"]),
-        ("events -f", ["events", "-f", "JOB"]), ("wait", ["wait", "JOB"]), ("list", ["list"]),
-        ("show", ["show", "JOB"]), ("logs", ["logs", "JOB"]),
-        ("events", ["events", "JOB"]), ("explain", ["explain", "JOB"]), ("metrics", ["metrics", "JOB"]),
-        ("watch", ["watch", "JOB"]), ("download", ["download", "JOB", str(folder / "out")]),
-        ("train", [*train, "--set", "env.SLEEP=60"]), ("halt", ["halt", "LONG"]), ("wait", ["wait", "LONG"]),
-        ("resume", ["resume", "LONG"]), ("kill", ["kill", "LONG"]), ("wait", ["wait", "LONG"]),
-        ("diff", ["diff", "JOB", "LONG"]), ("metrics JOB JOB", ["metrics", "JOB", "LONG"]),
+        ("init", ["init", str(folder / "new")]),
+        ("train --dry-run", [*train, "--dry-run"]),
+        ("train", train),
+        ("logs", ["logs", "JOB", "-f"]),
+        ("metrics -f", ["metrics", "-f", "JOB"]),
+        ("events -f", ["events", "-f", "JOB"]),
+        ("wait", ["wait", "JOB"]),
+        ("list", ["list"]),
+        ("show", ["show", "JOB"]),
+        ("logs", ["logs", "JOB"]),
+        ("events", ["events", "JOB"]),
+        ("explain", ["explain", "JOB"]),
+        ("metrics", ["metrics", "JOB"]),
+        ("watch", ["watch", "JOB"]),
+        ("download", ["download", "JOB", str(folder / "out")]),
+        ("train", [*train, "--set", "env.SLEEP=60"]),
+        ("halt", ["halt", "LONG"]),
+        ("wait", ["wait", "LONG"]),
+        ("resume", ["resume", "LONG"]),
+        ("kill", ["kill", "LONG"]),
+        ("wait", ["wait", "LONG"]),
+        ("diff", ["diff", "JOB", "LONG"]),
+        ("metrics JOB JOB", ["metrics", "JOB", "LONG"]),
         ("clone", ["clone", "LONG", "--set", "env.SLEEP=0"]),
         ("train --array", [*train, "--array", "SLEEP=0", "--repeat", "2", "--group", f"pair-{form}"]),
         ("delete", ["delete", "JOB", "LONG", "--yes"]),
-        ("up", ["up", *here]), ("status", ["status", *here]), ("doctor", ["doctor", *here]),
-        ("backup", ["backup", saved, *here]), ("backup --verify", ["backup", saved, "--verify", *here]),
+        ("up", ["up", *here]),
+        ("status", ["status", *here]),
+        ("doctor", ["doctor", *here]),
+        ("backup", ["backup", saved, *here]),
+        ("backup --verify", ["backup", saved, "--verify", *here]),
         ("restore --dry-run", ["restore", saved, "--dry-run", *here]),
         ("restore", ["restore", saved, "--key", f"{saved}.key", "--home", str(folder / "restored")]),
-        ("master-key", ["master-key", *here]), ("down", ["down", "--home", str(folder / "nothing-here")]),
-        ("login", ["login", platform.url, "--name", "here"]), ("whoami", ["whoami"]), ("profile", ["profile"]),
-        ("dashboard", ["dashboard", "--no-open"]), ("logout", ["logout", "here"]), ("user", ["user"]),
-        ("user add", ["user", "add", ada]), ("user remove", ["user", "remove", ada, "--yes"]), ("key", ["key"]),
-        ("key create", ["key", "create", "laptop"]), ("key revoke", ["key", "revoke", "KEY"]),
-        ("cluster", ["cluster"]), ("queue", ["queue"]), ("version", ["version"]),
+        ("master-key", ["master-key", *here]),
+        ("down", ["down", "--home", str(folder / "nothing-here")]),
+        ("login", ["login", platform.url, "--name", "here"]),
+        ("whoami", ["whoami"]),
+        ("profile", ["profile"]),
+        ("dashboard", ["dashboard", "--no-open"]),
+        ("logout", ["logout", "here"]),
+        ("user", ["user"]),
+        ("user add", ["user", "add", ada]),
+        ("user remove", ["user", "remove", ada, "--yes"]),
+        ("key", ["key"]),
+        ("key create", ["key", "create", "laptop"]),
+        ("key revoke", ["key", "revoke", "KEY"]),
+        ("secret set", ["secret", "set", "s3", f"access_key=@{key_file}"]),
+        ("secret", ["secret"]),
+        ("secret delete", ["secret", "delete", "s3", "--yes"]),
+        ("cluster", ["cluster"]),
+        ("queue", ["queue"]),
+        ("version", ["version"]),
         ("completion", ["completion", "bash"]),
-        ("frameworks", ["frameworks"]), ("sizes", ["sizes"]), ("storage", ["storage"]), ("manifests", ["manifests"]),
+        ("frameworks", ["frameworks"]),
+        ("sizes", ["sizes"]),
+        ("storage", ["storage"]),
+        ("manifests", ["manifests"]),
         ("conformance", ["conformance", *here, *checks]),
-    ]  # fmt: skip
-    assert {command for command, _ in typed} == set(ANSWERS), "a command is missing here, or in docs/command-output.md"
+    ]
+    missing = "a command is missing here, or in docs/command-output.md"
+    assert {command for command, _ in typed} == set(by_command()), missing
     return typed
 
 
@@ -150,7 +175,8 @@ def test_every_command_prints_json_or_yaml_and_nothing_else(
         output = weft(*(ids.get(word, word) for word in words), "-o", form)
         assert output.code in {0, 1, 103}, (words, output.out, output.err)
         assert output.out, (words, output.code, output.err)
-        expected = ANSWERS[command]
+        assert "AKIA-not-shown" not in output.out + output.err, words
+        expected = by_command()[command]
         is_stream = isinstance(expected, str) and expected.startswith("stream of ")
         answers = PARSERS[f"{form} stream" if is_stream else form](output.out)
         assert answers, words
@@ -446,8 +472,15 @@ def test_watch_takes_up_the_live_view_and_metrics_of_several_jobs_are_compared(w
     assert len(lines) == 41
     job, metric, _, role, rank, attempt, step, time, value = lines[20].split(",")
     assert (job, metric, role, rank, attempt, step, time[-1], value) == (
-        first, "loss", "worker", "0", "1", "20", "Z", "0.05",
-    )  # fmt: skip
+        first,
+        "loss",
+        "worker",
+        "0",
+        "1",
+        "20",
+        "Z",
+        "0.05",
+    )
 
 
 @pytest.mark.parametrize("what", ["logs", "metrics", "events"])
@@ -458,9 +491,11 @@ def test_ctrl_c_ends_following_but_not_the_job(weft: Weft, weft_up: Platform, co
     hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     follower = subprocess.Popen(
         [sys.executable, "-c", hears + "from weft._cli.main import main; main()", what, "-f", job],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **variables(weft_up)},
-    )  # fmt: skip
+    )
     assert follower.stdout is not None
     try:
         assert any("PROCESSING" in line or "hello" in line or "loss" in line for line in follower.stdout)

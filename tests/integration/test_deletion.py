@@ -13,9 +13,11 @@ from weft import Client, NotFound
 
 DONE_S = 120
 SPEC = {
-    "name": "leaves", "command": "echo hello; echo result > $RESULT_DIR/model", "code": ".",
+    "name": "leaves",
+    "command": "echo hello; echo result > $RESULT_DIR/model",
+    "code": ".",
     "resources": {"cpus": 0.1, "memory": "64MiB"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -222,9 +222,12 @@ def test_a_second_signal_ends_a_draining_service_at_once(tmp_path: Path, second:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api-ops": free_address()}))
     process = subprocess.Popen(
-        [sys.executable, "-c", NEVER_DRAINED], env={**os.environ, "WEFT_HOME": str(tmp_path)},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", NEVER_DRAINED],
+        env={**os.environ, "WEFT_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "serves\n"

@@ -9,44 +9,29 @@ import os
 import stat
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from services.core.domain.errors import NoSpace
-from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import Input
 from services.core.runtime.learner_folder import LearnerFolder
 from services.helper.metrics_client import IntakeClient
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
 from tests.testbed.intake import Intake
-from tests.testbed.learner import TENANT, Learner
+from tests.testbed.learner import TENANT, ReportingLearner
 from tests.testbed.server import free_address
 from tests.waiting import until
 
 JOB = "j0"
 
 
-class HelperTest(Learner):
-    """With a test server that keeps what it receives."""
+class HelperTest(ReportingLearner):
+    """With a folder of data that it may fetch."""
 
     def __init__(self, intake: Intake) -> None:
-        super().__init__(job=JOB, metrics=intake.address)
+        super().__init__(intake, job=JOB)
         self._environment = {"WEFT_DATA_PATHS": str(self.home / "allowed")}
-        self.intake = intake
-
-    async def ended(self) -> LearnerStatus:
-        """The helper's last report, once it has ended with code 0."""
-        await self.until_stored()
-        assert self.intake.last is not None
-        return self.intake.last
-
-    async def ran(self, command: str, **changes: Any) -> LearnerStatus:
-        """Makes the folders, starts the learner and waits for its end."""
-        self.reserve(command, **changes)
-        self.start()
-        return await self.ended()
 
 
 @pytest.fixture
@@ -286,9 +271,10 @@ async def test_checkpoints_of_an_attempt_are_restored_in_the_next(
     assert learner.intake.last.checkpoint.files == 1
     learner.end()
     last = await learner.ran(
-        "cat $CHECKPOINT_DIR/s/1; echo two > $CHECKPOINT_DIR/s/1 && echo mine", attempt=2,
+        "cat $CHECKPOINT_DIR/s/1; echo two > $CHECKPOINT_DIR/s/1 && echo mine",
+        attempt=2,
         checkpoint_attempts=(1,),
-    )  # fmt: skip
+    )
     assert learner.intake.text() == ["one", "mine"], last
 
 

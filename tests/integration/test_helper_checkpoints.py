@@ -15,7 +15,6 @@ import pytest
 
 from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.checkpoint import StoredCheckpoint
-from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.learner_folder import Assignment
 from services.helper.checkpoints.snapshots import SnapshotStore
 from services.helper.fetch.checkpoints import restore
@@ -25,6 +24,7 @@ from services.helper.learner_files import LearnerFile, list_files
 from services.helper.objects import FolderObjects, UrlSigner, own_checkpoints
 from services.helper.spool import Spool
 from services.helper.threads import call_in_thread
+from tests.documents import a_learner, a_plan, an_assignment
 from tests.promises import Promise
 from tests.testbed.failpoints import FailpointFolder
 from tests.testbed.intake import Intake
@@ -110,8 +110,10 @@ async def test_training_that_writes_to_a_fixed_path_has_its_checkpoints_stored_a
     for attempt in (1, 2):
         learner.reserve(
             f"bash -c '{PREPARE}; ls runs/best; echo 1 > runs/best/step-{attempt}; {AWAIT}'",
-            attempt=attempt, checkpoint_path="runs/best", checkpoint_attempts=tuple(range(1, attempt)),
-        )  # fmt: skip
+            attempt=attempt,
+            checkpoint_path="runs/best",
+            checkpoint_attempts=tuple(range(1, attempt)),
+        )
         learner.start()
         await learner.until_restorable(*(f"step-{number}" for number in range(1, attempt + 1)), attempt=attempt)
         await learner.lose_machine()
@@ -172,8 +174,10 @@ async def test_only_the_newest_snapshots_are_kept(learner: Training) -> None:
     kept = learner.objects("checkpoints")
     assert sorted(content for key, content in kept.items() if not key.endswith(".json")) == [b"4\n"]
     assert sorted(key for key in kept if key.endswith(".json")) == [
-        "worker-0.manifest.json", "worker-0/4.json", "worker-0/5.json",
-    ]  # fmt: skip
+        "worker-0.manifest.json",
+        "worker-0/4.json",
+        "worker-0/5.json",
+    ]
 
 
 async def test_half_written_checkpoint_is_never_restored(learner: Training) -> None:
@@ -291,23 +295,9 @@ class SavedTwice:
 
 
 def assignment_of(objects: Path, attempt: int) -> Assignment:
-    learner = LearnerPlan(
-        name="worker-0", role="worker", rank=0, command="", cpus=1, memory=1, gpus=0, node="local", token=""
-    )
-    plan = AttemptPlan(
-        job=JOB, tenant="acme", attempt=attempt, term=1, learners=(learner,), distribution="none", framework="",
-        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-        checkpoint_attempts=tuple(range(attempt - 1, 0, -1)),
-    )  # fmt: skip
-    return Assignment(
-        plan=plan,
-        learner=learner,
-        uid=os.geteuid(),
-        gid=os.getegid(),
-        addresses_file="",
-        objects=str(objects),
-        cache="",
-    )
+    earlier = tuple(range(attempt - 1, 0, -1))
+    plan = a_plan(a_learner(), job=JOB, tenant="acme", attempt=attempt, checkpoint_attempts=earlier)
+    return an_assignment(plan, objects=str(objects))
 
 
 FIRST, SECOND = {"base": "same", "step-1": "1"}, {"base": "same", "step-2": "2"}

@@ -45,9 +45,11 @@ class Fed(Learner):
         super().__init__(job=JOB, metrics=intake.address)
         allowed = self.home / "allowed"
         self._environment = {
-            **failpoints.environment, "WEFT_HOME": str(self.home.root), "WEFT_DATA_PATHS": str(allowed),
+            **failpoints.environment,
+            "WEFT_HOME": str(self.home.root),
+            "WEFT_DATA_PATHS": str(allowed),
             "WEFT_HTTP_ALLOW": "127.0.0.1",
-        }  # fmt: skip
+        }
         self.intake = intake
         self.left_to_agent = False
         """A helper was killed after it wrote ``stored`` and before it reported it: the agent reports it."""

@@ -10,17 +10,17 @@ import shutil
 import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.learner import LearnerStatus
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.domain.plan import Input
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.checkpoints import restore
 from services.helper.fetch.progress import FetchProgress
 from services.helper.objects import UrlSigner
+from tests.documents import a_learner, a_plan, an_assignment
 from tests.testbed.intake import Intake
 from tests.testbed.learner import TENANT, Learner
 from tests.testbed.server import free_address
@@ -202,21 +202,9 @@ async def test_learner_cannot_enter_the_folder_where_its_files_are_fetched(learn
 
 
 def assignment_of(rank: int, objects: Path, ranks: int = 3) -> Assignment:
-    learners = tuple(
-        LearnerPlan(
-            name=f"worker-{number}", role="worker", rank=number, command="", cpus=1, memory=1, gpus=0, node="local",
-            token="",
-        )
-        for number in range(ranks)
-    )  # fmt: skip
-    plan = AttemptPlan(
-        job=JOB, tenant=TENANT, attempt=2, term=1, learners=learners, distribution="none", framework="",
-        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1, checkpoint_attempts=(1,),
-    )  # fmt: skip
-    owner: dict[str, Any] = {"uid": os.geteuid(), "gid": os.getegid()}
-    return Assignment(
-        plan=plan, learner=learners[rank], addresses_file="", objects=str(objects), cache=str(objects), **owner
-    )
+    learners = [a_learner(f"worker-{number}") for number in range(ranks)]
+    plan = a_plan(*learners, job=JOB, tenant=TENANT, attempt=2, checkpoint_attempts=(1,))
+    return an_assignment(plan, learner=learners[rank], objects=str(objects), cache=str(objects))
 
 
 GANG = ["worker-0", "worker-1", "worker-2"]

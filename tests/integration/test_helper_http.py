@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from services.core.domain.outages import Outage, is_outage
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
-from services.core.runtime.learner_folder import Assignment
+from services.core.domain.plan import Input
 from services.helper.fetch.http_data import fetch_http
 from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
+from tests.documents import an_assignment
 
 
 class Site(ThreadingHTTPServer):
@@ -106,16 +106,7 @@ class Fetching:
 
     def __init__(self, root: Path, url: str) -> None:
         self.entry = Input(mount="d", type="http", location=url)
-        plan = AttemptPlan(
-            job="j", tenant="t", attempt=1, term=1, learners=(), distribution="none", framework="", code_digest="",
-            inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-        )  # fmt: skip
-        learner = LearnerPlan(
-            name="w", role="w", rank=0, command="", cpus=1, memory=1, gpus=0, node="local", token=""
-        )  # fmt: skip
-        self.assignment = Assignment(
-            plan=plan, learner=learner, uid=70_001, gid=70_001, addresses_file="", objects="", cache=str(root / "cache")
-        )
+        self.assignment = an_assignment(uid=70_001, gid=70_001, cache=str(root / "cache"))
         self.root = root
         self.calls = 0
         self.progress = FetchProgress()
@@ -301,10 +292,10 @@ def test_file_larger_than_allowed_is_refused(site: Site, tmp_path: Path) -> None
     assert refused.value.reason == "DataTooLarge"
 
 
-def _keep_free(fetch: Fetching, room: int) -> None:
-    """Leaves ``room`` bytes of this disk for data."""
+def _leave_no_room(fetch: Fetching) -> None:
+    """Keeps more free than the disk has: other tests fill and free it at the same time."""
     disk = os.statvfs(fetch.root)
-    fetch.assignment = replace(fetch.assignment, data_keep_free=disk.f_bavail * disk.f_frsize - room)
+    fetch.assignment = replace(fetch.assignment, data_keep_free=2 * disk.f_blocks * disk.f_frsize)
 
 
 @pytest.mark.parametrize("says_length", [True, False])
@@ -316,7 +307,7 @@ def test_file_that_would_fill_the_machines_disk_is_an_outage_and_leaves_nothing(
     site.content = bytes(2**20) * 64
     site.says_length = says_length
     fetch = Fetching(tmp_path, site.url())
-    _keep_free(fetch, 4 * 2**20)
+    _leave_no_room(fetch)
     with pytest.raises(FetchFailed, match=r"data\.bin needs .* GiB more") as refused:
         fetch()
     assert refused.value.reason == Outage.NO_SPACE
@@ -341,7 +332,7 @@ def test_interrupted_download_for_which_the_disk_has_no_room_any_more_is_removed
         fetch()
     assert len(list((tmp_path / "cache").rglob("part"))) == 1
     fetch.progress = FetchProgress()
-    _keep_free(fetch, -(2**40))
+    _leave_no_room(fetch)
     with pytest.raises(FetchFailed):
         fetch()
     assert list((tmp_path / "cache").rglob("part")) == []

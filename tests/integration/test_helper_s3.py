@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ from services.core.adapters.s3.objects import S3ObjectStore
 from services.core.adapters.s3.signing import Signer
 from services.core.adapters.s3.transfer import PART_BYTES
 from services.core.adapters.s3.unfinished import sweep
-from services.core.domain.learner import LearnerStatus
 from services.core.ports.object_urls import ObjectRequest
 from tests.testbed.intake import Intake
-from tests.testbed.learner import TENANT, Learner
+from tests.testbed.learner import TENANT, ReportingLearner
 from tests.testbed.s3 import BUCKET, S3
 from tests.testbed.server import free_address
 from tests.waiting import until
@@ -28,12 +28,11 @@ LARGE = 3 * PART_BYTES
 WRITE_LARGE = f"head -c {LARGE} /dev/urandom > $RESULT_DIR/large; sha256sum < $RESULT_DIR/large"
 
 
-class HelperTest(Learner):
+class HelperTest(ReportingLearner):
     """With an S3 server of its own, which it may kill."""
 
     def __init__(self, intake: Intake, s3: S3) -> None:
-        super().__init__(job=JOB, metrics=intake.address, bucket=s3.data / BUCKET)
-        self.intake = intake
+        super().__init__(intake, job=JOB, bucket=s3.data / BUCKET)
         self.s3 = s3
         self.bucket = s3.bucket()
         intake.urls = Signer(self.bucket)
@@ -45,16 +44,6 @@ class HelperTest(Learner):
         """Checkpoints are stored as soon as they are found."""
         self._environment = {"WEFT_CHECKPOINT_QUIET_S": "0.1", "WEFT_CHECKPOINT_EVERY_S": "0.1"}
 
-    async def ended(self) -> LearnerStatus:
-        await self.until_stored()
-        assert self.intake.last is not None
-        return self.intake.last
-
-    async def ran(self, command: str, **changes: Any) -> LearnerStatus:
-        self.reserve(command, **changes)
-        self.start()
-        return await self.ended()
-
     def signed(self, verb: str) -> list[ObjectRequest]:
         return [request for request in self.intake.signed if request.verb == verb]
 
@@ -63,14 +52,20 @@ class HelperTest(Learner):
         return self.intake.text() == [f"{digest}  -"]
 
 
-@pytest.fixture
-async def learner(own_s3: S3) -> AsyncGenerator[HelperTest]:
+@asynccontextmanager
+async def learner_on(s3: S3) -> AsyncGenerator[HelperTest]:
     intake = Intake(free_address())
     await intake.start()
-    made = HelperTest(intake, own_s3)
+    made = HelperTest(intake, s3)
     yield made
     made.remove()
     await intake.stop()
+
+
+@pytest.fixture
+async def learner(own_s3: S3) -> AsyncGenerator[HelperTest]:
+    async with learner_on(own_s3) as made:
+        yield made
 
 
 async def test_code_is_fetched_and_results_and_logs_are_stored(learner: HelperTest) -> None:
@@ -255,12 +250,8 @@ def full_s3(s3_binary: Path, tmp_path: Path) -> Iterator[S3]:
 
 @pytest.fixture
 async def crowded(full_s3: S3) -> AsyncGenerator[HelperTest]:
-    intake = Intake(free_address())
-    await intake.start()
-    learner = HelperTest(intake, full_s3)
-    yield learner
-    learner.remove()
-    await intake.stop()
+    async with learner_on(full_s3) as made:
+        yield made
 
 
 async def test_full_store_is_reported_and_small_files_are_stored(crowded: HelperTest) -> None:

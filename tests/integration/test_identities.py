@@ -112,5 +112,7 @@ async def test_operations_address_is_read_with_the_token_of_a_service_that_may(r
         "may not": read(running, "lcm", "/metrics", node.credential("lcm").authorization()),
     }
     assert {name: answer.status for name, answer in answers.items()} == {
-        "may": 200, "for another service": 401, "may not": 403,
-    }  # fmt: skip
+        "may": 200,
+        "for another service": 401,
+        "may not": 403,
+    }

@@ -19,11 +19,23 @@ from tests.testbed.node import NodeProcess, living_with, output_of, plan
 from tests.waiting import until
 
 NUMBERS = {
-    "add_key": (248, 217), "bpf": (321, 280), "io_uring_setup": (425, 425), "userfaultfd": (323, 282),
-    "mount": (165, 40), "unshare": (272, 97), "keyctl": (250, 219), "open_by_handle_at": (304, 265),
-    "perf_event_open": (298, 241), "personality": (135, 92), "clone": (56, 220), "clone3": (435, 435),
-    "socket": (41, 198), "kcmp": (312, 272), "x32": (0x40000000 + 39, 5001), "newer": (5000, 5000),
-}  # fmt: skip
+    "add_key": (248, 217),
+    "bpf": (321, 280),
+    "io_uring_setup": (425, 425),
+    "userfaultfd": (323, 282),
+    "mount": (165, 40),
+    "unshare": (272, 97),
+    "keyctl": (250, 219),
+    "open_by_handle_at": (304, 265),
+    "perf_event_open": (298, 241),
+    "personality": (135, 92),
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "socket": (41, 198),
+    "kcmp": (312, 272),
+    "x32": (0x40000000 + 39, 5001),
+    "newer": (5000, 5000),
+}
 """Of x86_64 and aarch64."""
 CALLS = f"""
 import ctypes, errno, platform
@@ -46,10 +58,25 @@ report("x32")
 report("newer")
 """
 ANSWERS = [
-    "unshare EPERM", "clone EPERM", "clone3 ENOSYS", "add_key EPERM", "bpf EPERM", "io_uring_setup EPERM",
-    "userfaultfd EPERM", "mount EPERM", "keyctl EPERM", "open_by_handle_at EPERM", "perf_event_open EPERM",
-    "kcmp EPERM", "socket EPERM", "personality EPERM", "personality done", "socket done", "x32 ENOSYS", "newer ENOSYS",
-]  # fmt: skip
+    "unshare EPERM",
+    "clone EPERM",
+    "clone3 ENOSYS",
+    "add_key EPERM",
+    "bpf EPERM",
+    "io_uring_setup EPERM",
+    "userfaultfd EPERM",
+    "mount EPERM",
+    "keyctl EPERM",
+    "open_by_handle_at EPERM",
+    "perf_event_open EPERM",
+    "kcmp EPERM",
+    "socket EPERM",
+    "personality EPERM",
+    "personality done",
+    "socket done",
+    "x32 ENOSYS",
+    "newer ENOSYS",
+]
 WORKS = """
 import mmap, multiprocessing, os, shutil, socket, subprocess, tempfile, threading
 from multiprocessing import shared_memory

@@ -47,9 +47,11 @@ async def listener(tmp_path: Path) -> AsyncGenerator[Listener]:
     only_learners = Guard("metrics", None, LearnerTokenVerifier(public_keys(), None))
     intake = Intake(free_address())
     server = await serve(
-        Address(f"{TLS}127.0.0.1:{made.port}", files), only_learners,
-        lambda server: add_IntakeServicer_to_server(intake, server), client_certificates=False,
-    )  # fmt: skip
+        Address(f"{TLS}127.0.0.1:{made.port}", files),
+        only_learners,
+        lambda server: add_IntakeServicer_to_server(intake, server),
+        client_certificates=False,
+    )
     yield made
     await server.stop(0)
 

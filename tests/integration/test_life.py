@@ -154,8 +154,10 @@ def test_a_halted_job_resumes_from_its_checkpoint(client: Client) -> None:
     job.resume().wait(DONE_S)
     assert (job.refresh().status, job.attempt) == ("COMPLETED", 2)
     assert [event for event in path_of(job) if event in {"HALTING", "HALTED", "RESUMED"}] == [
-        "HALTING", "HALTED", "RESUMED",
-    ]  # fmt: skip
+        "HALTING",
+        "HALTED",
+        "RESUMED",
+    ]
     second = [point.step for point in job.points() if point.attempt == 2]
     assert second == list(range(last + 1, 41))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from services.core.runtime.address import TLS
 from services.local.layout import INNER
@@ -30,6 +31,23 @@ __all__ = [
 def weft_up() -> Iterator[Platform]:
     with platform({"WEFT_TRANSPORT": "tls", "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1"}) as running:
         yield running
+
+
+@pytest.mark.parametrize("service", ["api", "lcm", "guardian", "metrics", "node", "worker"])
+def test_the_operator_sees_when_the_certificate_of_a_service_ends(weft_up: Platform, service: str) -> None:
+    left_s = weft_up.counter(service, "weft_certificate_seconds")
+    assert 360 * 86_400 < left_s < 366 * 86_400
+
+
+@pytest.mark.parametrize("service", ["api", "lcm", "guardian", "metrics", "node", "worker"])
+def test_prometheus_renames_no_label_of_a_service(weft_up: Platform, service: str) -> None:
+    """A label of a metric that is also one of its target becomes ``exported_...``."""
+    samples = [
+        sample for family in text_string_to_metric_families(weft_up.metrics(service)) for sample in family.samples
+    ]
+    labels = {label for sample in samples for label in sample.labels}
+    assert "component" in labels
+    assert not labels & {"service", "namespace", "pod", "container", "endpoint", "instance", "job"}
 
 
 def test_every_inner_address_demands_tls(weft_up: Platform) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import apsw
 import pytest
+import structlog.testing
 from prometheus_client import CollectorRegistry
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
@@ -112,16 +113,33 @@ async def test_damaged_job_is_quarantined_and_others_work(tmp_path: Path, harm: 
     for _ in range(2):
         with pytest.raises(Quarantined, match=f"job {JOB} are damaged"):
             await store.append(JOB, [piece(10, 11)])
-        with pytest.raises(Quarantined, match=str(tmp_path / JOB)):
+        with pytest.raises(Quarantined) as refused:
             await store.counts(JOB)
+        assert str(tmp_path) not in refused.value.message
     await store.recheck(JOB)
     assert list(store.damaged()) == [JOB]
+    assert str(tmp_path / JOB) in store.damaged()[JOB]  # for administrators
     assert await store.append(OTHER, [piece(10, 11)]) == [1100]
     assert await stored(store, OTHER) == numbered(11)
     await store.delete(JOB)
     assert await stored(store) == []
     assert not (tmp_path / JOB).exists()
     assert store.damaged() == {}
+    await store.close()
+
+
+async def test_an_error_of_the_disk_shows_users_no_path_of_the_platform(tmp_path: Path) -> None:
+    """Errors named the file of the platform that could not be used."""
+    await written(tmp_path)
+    segment = tmp_path / JOB / "lines-00000001.seg"
+    segment.unlink()
+    segment.symlink_to(segment)
+    store = await SqliteMetricStore.open(tmp_path)
+    with structlog.testing.capture_logs() as logs, pytest.raises(Unavailable) as failed:
+        await store.lines(JOB, LineQuery())
+    assert "cannot be used now" in failed.value.message
+    assert str(tmp_path) not in failed.value.message
+    assert str(segment) in [entry.get("path") for entry in logs]
     await store.close()
 
 
@@ -256,7 +274,10 @@ def test_full_disk_refuses_appends_and_loses_nothing(tmp_path: Path, kib: int) -
         pytest.skip("this machine does not allow to mount a small file system")
     done = subprocess.run(
         [*namespace, f'{mount} && exec "$@"', "sh", sys.executable, "-c", FILLER, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "filled at" in done.stdout

@@ -162,8 +162,9 @@ async def test_lines_sent_repeatedly_are_stored_once(helper: HelperOf, reader: R
     assert await reader.lines(job, rank=0, search="[bc]", tail=1) == ["c"]
     hello = await mine.call("Hello", pb.HelloRequest(protocol=1))
     assert [(state.source.source, state.committed, state.final) for state in hello.sources] == [
-        ("stdout", 30, True), ("metrics.jsonl", 20, False),
-    ]  # fmt: skip
+        ("stdout", 30, True),
+        ("metrics.jsonl", 20, False),
+    ]
     points = (await reader.call("Points", pb.PointsRequest(job_id=job))).points
     assert [(stored.seq, stored.point.step) for stored in points] == [(1, 0), (2, 1)]
     assert math.isnan(points[1].point.value)
@@ -189,11 +190,20 @@ async def test_token_of_an_ended_job_appends_nothing_after_five_seconds(
     now = time.time_ns() // 1_000_000
     document = admitted(
         new_job(
-            job_id=job, tenant="acme", user="ada", spec={"name": "x", "command": "true"}, code_digest="", idem=job,
-            idem_digest="", trace="", now=now - 60_000,
+            job_id=job,
+            tenant="acme",
+            user="ada",
+            spec={"name": "x", "command": "true"},
+            code_digest="",
+            idem=job,
+            idem_digest="",
+            trace="",
+            now=now - 60_000,
         ),
-        placement={"worker-0": "local"}, dispatcher_term=1, now=now - 60_000,
-    )  # fmt: skip
+        placement={"worker-0": "local"},
+        dispatcher_term=1,
+        now=now - 60_000,
+    )
     mine = helper()
     store = await SqliteJobStore.open(service.home / "jobs.sqlite")
     try:
@@ -414,8 +424,16 @@ async def test_an_unknown_current_attempt_is_unavailable_not_stale(
 
 def _json(helper: Helper, phase: Phase) -> bytes:
     status = helper.status(phase)
-    return json.dumps({"name": status.name, "role": "worker", "rank": status.rank, "attempt": status.attempt,
-                       "seq": status.seq, "phase": phase.value}).encode()  # fmt: skip
+    return json.dumps(
+        {
+            "name": status.name,
+            "role": "worker",
+            "rank": status.rank,
+            "attempt": status.attempt,
+            "seq": status.seq,
+            "phase": phase.value,
+        }
+    ).encode()
 
 
 async def test_no_learner_starts_before_its_gang_is_ready(helper: HelperOf, status: StatusStore, job: str) -> None:

@@ -228,8 +228,8 @@ class Writer:
                     self.written = committed // 10
                     await asyncio.sleep(0.01)
             except Unavailable:
-                shard = (shard + 1) % len(self._shards.services)
                 await asyncio.sleep(0.05)
+                shard = (shard + 1) % len(self._shards.services)  # of those that are left now
 
     def stop(self) -> None:
         self._stopping = True

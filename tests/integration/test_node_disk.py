@@ -18,9 +18,11 @@ from tests.waiting import until
 def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
     variant: Variant = request.param
     bounds = {
-        "WEFT_NODE_DISK": "16MB", "WEFT_NODE_TENANT_DISK": "24MB", "WEFT_NODE_FILES": "2000",
+        "WEFT_NODE_DISK": "16MB",
+        "WEFT_NODE_TENANT_DISK": "24MB",
+        "WEFT_NODE_FILES": "2000",
         "WEFT_NODE_DISK_CHECK_S": "0.1",
-    }  # fmt: skip
+    }
     with variant.node(bounds) as running:
         yield running
 

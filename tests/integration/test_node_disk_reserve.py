@@ -30,9 +30,11 @@ RESERVE = 64 * MB
 def node(request: pytest.FixtureRequest) -> Generator[NodeProcess]:
     variant: Variant = request.param
     bounds = {
-        "WEFT_NODE_DISK": "1GB", "WEFT_NODE_TENANT_DISK": "1GB", "WEFT_NODE_DISK_RESERVE": str(RESERVE),
+        "WEFT_NODE_DISK": "1GB",
+        "WEFT_NODE_TENANT_DISK": "1GB",
+        "WEFT_NODE_DISK_RESERVE": str(RESERVE),
         "WEFT_NODE_DISK_CHECK_S": "0.1",
-    }  # fmt: skip
+    }
     place = Path(tempfile.mkdtemp(prefix="weft-disk-"))
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128m,mode=755", "weft-test", place], check=True)
     try:

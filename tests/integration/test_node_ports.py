@@ -99,8 +99,12 @@ def test_ports_of_services_on_other_machines_are_the_learners_to_use(tmp_path: P
     assert ports_of_platform(home) == set()
     home.addresses_file.parent.mkdir()
     addresses = {
-        "api": "0.0.0.0:1", "api-grpc": "127.0.0.1:2", "lcm": "tls:127.0.0.1:3", "metrics": "tls:metrics:4",
-        "node": f"unix:{tmp_path}/node", "guardian": "tls:[::1]:5",
-    }  # fmt: skip
+        "api": "0.0.0.0:1",
+        "api-grpc": "127.0.0.1:2",
+        "lcm": "tls:127.0.0.1:3",
+        "metrics": "tls:metrics:4",
+        "node": f"unix:{tmp_path}/node",
+        "guardian": "tls:[::1]:5",
+    }
     home.addresses_file.write_text(json.dumps(addresses))
     assert ports_of_platform(home) == {1, 2, 3, 5}

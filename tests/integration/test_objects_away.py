@@ -21,16 +21,21 @@ from weft import Client
 
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
 LONG = {
-    "name": "long", "learners": 2, "resources": SMALL,
+    "name": "long",
+    "learners": 2,
+    "resources": SMALL,
     "command": "trap '' TERM; echo started; until [ -e $JOB_STATE_DIR/stop-requested ]; do sleep 0.1; done;"
     " echo x > $RESULT_DIR/x",
-    "grace": "60s", "store_timeout": "10m",
-}  # fmt: skip
+    "grace": "60s",
+    "store_timeout": "10m",
+}
 LARGE = 20 * 2**20
 STORES = {
-    "name": "stores", "resources": SMALL, "store_timeout": "10m",
+    "name": "stores",
+    "resources": SMALL,
+    "store_timeout": "10m",
     "command": f"head -c {LARGE} /dev/urandom > $RESULT_DIR/large; sha256sum < $RESULT_DIR/large",
-}  # fmt: skip
+}
 
 
 def code(number: int) -> bytes:
@@ -45,9 +50,12 @@ def submit(weft: Platform, number: int) -> httpx2.Response:
     spec = {"name": "short", "command": "sh train.sh", "code": ".", "resources": SMALL}
     files: dict[str, Any] = {"spec": ("spec.json", json.dumps(spec), "application/json"), "code": code(number)}
     return httpx2.post(
-        f"{weft.url}/v1/jobs", files=files,
-        headers={"Authorization": f"Bearer {weft.key}"}, timeout=HANG_S, trust_env=False,
-    )  # fmt: skip
+        f"{weft.url}/v1/jobs",
+        files=files,
+        headers={"Authorization": f"Bearer {weft.key}"},
+        timeout=HANG_S,
+        trust_env=False,
+    )
 
 
 @pytest.mark.promise("R13")

@@ -134,8 +134,10 @@ class Damager:
         """Damages one thing of one victim."""
         job = self.harm.random.choice(self.victims)
         kinds: dict[str, Callable[[str], Any]] = {
-            "job document": self._job_document, "node file": self._node_file, "metric file": self._metric_file,
-        }  # fmt: skip
+            "job document": self._job_document,
+            "node file": self._node_file,
+            "metric file": self._metric_file,
+        }
         kind = self.harm.random.choice([*kinds, "etcd value"])
         self.harm.counts[kind] += 1
         if kind == "etcd value":
@@ -181,10 +183,17 @@ class Damager:
     async def _etcd_value(self, job: str) -> None:
         status = EtcdStatusStore(self.platform.home.address("etcd"))
         try:
-            key = self.harm.random.choice((
-                f"/jobs/{job}/attempt", f"/jobs/{job}/learners/worker-0", f"/jobs/{job}/guardian", f"/jobs/{job}/x/y/z",
-                "/jobs/x", "/members/guardian/", "/members/lcm/nobody",
-            ))  # fmt: skip
+            key = self.harm.random.choice(
+                (
+                    f"/jobs/{job}/attempt",
+                    f"/jobs/{job}/learners/worker-0",
+                    f"/jobs/{job}/guardian",
+                    f"/jobs/{job}/x/y/z",
+                    "/jobs/x",
+                    "/members/guardian/",
+                    "/members/lcm/nobody",
+                )
+            )
             await status.put(key, self.harm.text({"attempt": 1, "learners": 1, "name": "worker-0", "seq": 3})[:60_000])
         finally:
             await status.close()

@@ -1,14 +1,17 @@
 """scripts/setup.sh where it cannot succeed: one clear line, and nothing that looks finished."""
 
+import fcntl
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("scripts/setup.sh", "requirements", "pyproject.toml", "cli/pyproject.toml")
+NEEDED = ("scripts/setup.sh", "scripts/apt-get.sh", "requirements", "pyproject.toml", "cli/pyproject.toml")
 
 
 @pytest.fixture
@@ -95,3 +98,33 @@ def test_a_later_run_without_weft_python_keeps_the_interpreter_that_was_chosen(c
     (checkout / ".venv").mkdir()
     (checkout / ".venv" / ".python").write_text(f"{chosen}\n")
     assert f"WEFT_PYTHON={chosen} is Python 3.9.2" in set_up(checkout).stderr
+
+
+@pytest.mark.parametrize("service", ["api", "guardian", "helper", "lcm", "metrics", "node"])
+def test_a_service_starts_without_compiling_libraries_although_python_may_write_nothing(service: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-v", "-c", f"import services.{service}.__main__"],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = re.findall(r"^# code object from '?(.*/site-packages/.*?)'?$", done.stderr, re.MULTILINE)
+    assert loaded
+    assert [path for path in loaded if path.endswith(".py")] == []
+
+
+def test_packages_are_installed_once_another_program_no_longer_holds_the_lock_of_apt(tmp_path: Path) -> None:
+    lists = tmp_path / "lists"
+    (lists / "partial").mkdir(parents=True)
+    no_sources = [f"Dir::State::lists={lists}", "Dir::Etc::sourcelist=/dev/null", "Dir::Etc::sourceparts=/dev/null"]
+    options = [part for option in no_sources for part in ("-o", option)]
+    with (lists / "lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        command: list[str | Path] = [ROOT / "scripts" / "apt-get.sh", *options, "update", "-q"]
+        waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert waiting.stderr is not None
+        assert "waiting for another program: E: Could not get lock" in waiting.stderr.readline()
+    with waiting:
+        assert waiting.wait() == 0

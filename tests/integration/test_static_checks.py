@@ -28,6 +28,10 @@ def test_the_tree_passes(command: tuple[str, ...]) -> None:
         cwd=ROOT,
         # pyright says when a newer version is out. The lock file decides which one runs.
         env={**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-8_000:]

@@ -24,10 +24,28 @@ def test_a_run_on_two_workers_prints_failures_promises_of_both_and_pytests_own_l
     (tmp_path / "test_wrong.py").write_text(FAILING)
     plugins = ("tests.promises", "tests.testbed.workers", "tests.testbed.progress")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", tmp_path, "-p", "no:cacheprovider", "-n", "2",
-         *(word for plugin in plugins for word in ("-p", plugin)), "-o", "console_output_style=classic", tmp_path],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-c",
+            "/dev/null",
+            "--rootdir",
+            tmp_path,
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "2",
+            *(word for plugin in plugins for word in ("-p", plugin)),
+            "-o",
+            "console_output_style=classic",
+            tmp_path,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED test_wrong.py::test_wrong" in lines

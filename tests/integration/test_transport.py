@@ -167,10 +167,14 @@ def hostile(weft_up: Platform, tmp_path: Path) -> Iterator[Callable[[], str]]:
     with output.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable if not root else "/usr/bin/python3", "-c", source, str(weft_up.home / SOCKETS), *ports],
-            stdout=stream, stderr=subprocess.STDOUT, cwd="/", env={},
-            user=_SQUATTERS_UID if root else None, group=_SQUATTERS_UID if root else None,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env={},
+            user=_SQUATTERS_UID if root else None,
+            group=_SQUATTERS_UID if root else None,
             extra_groups=[] if root else None,
-        )  # fmt: skip
+        )
 
     def end() -> str:
         process.kill()

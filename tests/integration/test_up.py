@@ -21,6 +21,7 @@ from services.core.domain.checkpoint import parse_index
 from services.core.runtime.processes import alive, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
+from tests.testbed.mounts import small_disk
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S, eventually
 from weft import Client, Job, Unavailable
@@ -42,8 +43,12 @@ def weft(home: Path, *words: str, **environment: str) -> subprocess.CompletedPro
     return subprocess.run(
         [WEFT, *words],
         env={**os.environ, "WEFT_HOME": str(home), "XDG_CONFIG_HOME": str(home.parent / "config"), **environment},
-        capture_output=True, text=True, check=False, timeout=2 * HANG_S, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * HANG_S,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def nobody_runs(home: Path) -> bool:
@@ -91,14 +96,10 @@ def test_home_of_a_newer_weft_is_refused_unchanged(folder: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk needs root to mount")
 def test_full_disk_at_start_is_reported_and_nothing_runs(folder: Path) -> None:
     small = folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "weft-test", small], check=True)
-    try:
+    with small_disk(small, "size=64k"):
         output = one_line(weft(small / "home", "up"))
         assert "space" in output.lower()
         assert nobody_runs(small / "home")
-    finally:
-        subprocess.run(["umount", small], check=True)
 
 
 def test_up_and_down_change_nothing_twice_touch_no_other_profile_and_run_no_code_of_the_users_folder(
@@ -166,8 +167,10 @@ def test_down_halts_running_jobs_with_their_checkpoints_and_up_queues_them_again
         job = submitted(running)
         refused = weft(running.home.root, "down")
         assert (refused.returncode, "1 job runs and is halted" in refused.stderr, "--yes" in refused.stderr) == (
-            2, True, True,
-        )  # fmt: skip
+            2,
+            True,
+            True,
+        )
         assert running.processes_of(job.id) != []
         output = weft(running.home.root, "down", "--yes", "-o", "json")
         assert json.loads(output.stdout)["halted"] == [job.id]

@@ -19,7 +19,9 @@ from tests.simulation.learner_checker import ONE_RUN, LearnerChecker, LearnerRec
 
 _BLIND_S: Final = 10.0
 """A service decides on observations that are at most so old."""
-REFUSALS: Final = frozenset({"NoSpace", "AdmissionWithdrawn", "ProvisionTimeout"})
+_LOST: Final = frozenset({"LearnerLost", "NodeLost"})
+_REFUSED: Final = frozenset({"NoSpace", "QuotaExceeded"})
+REFUSALS: Final = frozenset({*_REFUSED, "AdmissionWithdrawn", "ProvisionTimeout"})
 """Reasons to end an attempt without a failed learner: the cluster or the dispatcher refused it."""
 
 
@@ -130,9 +132,10 @@ class Checker:
     def _check_capacity(self, new: Any) -> None:
         """The unreleased admissions of the leading dispatcher fit on each node."""
         counted = [
-            job for job in self.documents.holding()
+            job
+            for job in self.documents.holding()
             if job.attempt.committed or job.verdict is not None or job.dispatcher_term == new.dispatcher_term
-        ]  # fmt: skip
+        ]
         for node in set(new.attempt.placement.values()):
             cpus = gpus = 0.0
             for job in counted:
@@ -160,7 +163,7 @@ class Checker:
         done_without = bool(succeeded) and len({*succeeded, *passed, *away}) == len(declared.deciding)
         # An end after the last observation cannot be known to the service that decides.
         observed_at = max(self._observed_at.get((by, new.id), 0.0), self._clock() - _BLIND_S)
-        known = done and not any(gang[name].vanished or gang[name].ended_at > observed_at for name in declared.deciding)
+        known = done and not any(gang[name].vanished or gang[name].known_at > observed_at for name in declared.deciding)
         if any(record.forged and (record.lost or record.vanished) for record in gang.values()):
             return  # the cluster has no record of how it ended, so the report counts
         text = f"{new.id}/{number} is to be {verdict.to} ({verdict.reason}) by {by}"
@@ -180,7 +183,7 @@ class Checker:
     ) -> None:
         """The reason of a failure is what happened to the learner that the verdict names."""
         named = gang.get(verdict.learner)
-        if verdict.reason == "LearnerLost":
+        if verdict.reason in _LOST:
             if named is not None and not (named.lost or named.vanished):
                 self._breach("no exit code lost", f"{text}: {verdict.learner} was not lost, {named}")
         elif verdict.exit_code is not None or verdict.signal is not None:
@@ -191,7 +194,7 @@ class Checker:
                 self._breach("a verdict agrees with what happened", f"{text}: {verdict.learner} was {named}")
         elif verdict.reason not in REFUSALS:
             self._breach("a verdict agrees with what happened", f"{text}: the simulation has no such failure")
-        elif committed or (verdict.reason == "NoSpace" and not declared.refused):
+        elif committed or (verdict.reason in _REFUSED and not declared.refused):
             self._breach("a verdict agrees with what happened", f"{text}: this did not happen to it")
 
     def _released(self, new: Any) -> None:
@@ -261,6 +264,9 @@ class Checker:
         what = f"stop ({cause}) of {job_id}/{attempt} under term {term}"
         self.note("cluster:", what)
         self.learners.check_fence(job_id, attempt, term, what)
+        self._check_stop(job_id, attempt, cause, alive)
+
+    def _check_stop(self, job_id: str, attempt: int, cause: str, alive: Sequence[str]) -> None:
         document = self.documents.job(job_id)
         wanted = document is not None and (
             document.verdict is not None or (cause == "halt" and document.desired != "run")
@@ -281,6 +287,9 @@ class Checker:
         what = f"teardown of {job_id}/{attempt} under term {term}"
         self.note("cluster:", what)
         self.learners.check_fence(job_id, attempt, term, what, seals=True)
+        self._check_teardown(job_id, attempt, removed, unstored)
+
+    def _check_teardown(self, job_id: str, attempt: int, removed: Sequence[str], unstored: Sequence[str]) -> None:
         document = self.documents.job(job_id)
         if not removed or document is None or document.released is not None:
             return
@@ -308,8 +317,12 @@ class Checker:
         document = self.documents.job(learner.job)
         if document is None or document.attempt.number != learner.attempt or document.released is not None:
             self._breach("only one attempt runs at a time", f"{what} started, but its attempt is not the current one")
-        elif document.status not in LIVE and not self.learners.record_of(learner).vanished:
+        elif document.status not in LIVE and not self._may_start_late(learner):
             self._breach("a finished job is never trained again", f"{what} started while {document.status}")
+
+    def _may_start_late(self, learner: Any) -> bool:
+        """Whether a process may start although its job has ended: the cluster has lost it."""
+        return self.learners.record_of(learner).vanished
 
     def _check_gang_ready(self, learner: Any, what: str) -> None:
         gang = self.learners.gang(learner.job, learner.attempt)
@@ -371,7 +384,7 @@ class Checker:
                 f"{job.id}: its observed generation is {job.observed_generation}",
             )
         last = self.documents.events(job.id)[-1]
-        if job.status == "FAILED" and job.desired == "run" and last.reason in {"LearnerLost", "ProvisionTimeout"}:
+        if job.status == "FAILED" and job.desired == "run" and last.reason in {*_LOST, "ProvisionTimeout"}:
             self._breach(
                 "every job reaches the state that its owner wants", f"{job.id} failed through the platform: {last}"
             )

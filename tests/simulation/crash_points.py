@@ -24,9 +24,14 @@ from tests.testbed.control_plane import ControlPlane, Process
 from tests.testbed.tripwire import Tripwire
 
 FAULTS = (
-    ("crash", "before"), ("crash", "after"), ("crash", "answered"), ("cut", "before"), ("cut", "after"),
-    ("pause", "before"), ("pause", "after"),
-)  # fmt: skip
+    ("crash", "before"),
+    ("crash", "after"),
+    ("crash", "answered"),
+    ("cut", "before"),
+    ("cut", "after"),
+    ("pause", "before"),
+    ("pause", "after"),
+)
 """(fault, when) of a call: before it, after its effect and before its answer, or after its answer.
 
 A cut or pause after the answer would be one before the next call.

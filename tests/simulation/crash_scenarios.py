@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from services.core.domain.errors import NoSpace
-from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.plan import AttemptPlan
 from services.core.domain.status import Desired
 from services.core.domain.status_keys import attempt_key, plan_key
+from tests.documents import a_learner, a_plan
 from tests.simulation.crash_points import JobKind, Scenario, ScenarioRun, Sections
 from tests.testbed.control_plane import WHOLE_LIFE
 from tests.testbed.tripwire import Tripwire
@@ -120,22 +121,31 @@ GUARDIAN = (
     Scenario("halted", _changed(Desired.HALT), _since("desired", "halt"), [*_RUNNING, "HALTING", "HALTED"]),
     Scenario("killed", _changed(Desired.KILL), _since("desired", "kill"), [*_RUNNING, "KILLED"], stored=0),
     Scenario(
-        "half provisioned", _taken_over(at=("cluster.do", 2), when="after"),
-        _all("take-over, half provisioned"), WHOLE_LIFE,
+        "half provisioned",
+        _taken_over(at=("cluster.do", 2), when="after"),
+        _all("take-over, half provisioned"),
+        WHOLE_LIFE,
     ),
     Scenario("running", _taken_over_running, _all("take-over, running"), WHOLE_LIFE),
+    Scenario("ending", _taken_over(at=("cluster.teardown", 1), when="before"), _all("take-over, ending"), WHOLE_LIFE),
     Scenario(
-        "ending", _taken_over(at=("cluster.teardown", 1), when="before"), _all("take-over, ending"), WHOLE_LIFE
-    ),
-    Scenario(
-        "fails once", _fails_once, _after_verdict("retry"), [*_RUNNING, "STORING", *WHOLE_LIFE], attempts=2, retries=1,
+        "fails once",
+        _fails_once,
+        _after_verdict("retry"),
+        [*_RUNNING, "STORING", *WHOLE_LIFE],
+        attempts=2,
+        retries=1,
         stored=2,
     ),
     Scenario(
-        "refused once", _refused_once, _after_verdict("roll-back"), ["QUEUED", "PENDING", *WHOLE_LIFE], attempts=2,
+        "refused once",
+        _refused_once,
+        _after_verdict("roll-back"),
+        ["QUEUED", "PENDING", *WHOLE_LIFE],
+        attempts=2,
         restarts=1,
     ),
-)  # fmt: skip
+)
 
 
 # --- a life-cycle manager ----------------------------------------------------------------
@@ -190,13 +200,7 @@ async def _collects(run: ScenarioRun) -> None:
 
 
 def _ghost_plan() -> AttemptPlan:
-    learner = LearnerPlan(
-        name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=1, gpus=0, node="local", token="t"
-    )
-    return AttemptPlan(
-        job=_GHOST, tenant="t", attempt=4, term=9, learners=(learner,), distribution="none", framework="",
-        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-    )  # fmt: skip
+    return a_plan(a_learner(), job=_GHOST, attempt=4, term=9)
 
 
 LCM = (

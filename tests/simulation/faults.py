@@ -22,16 +22,45 @@ from tests.simulation.simulated_platform import NODES, SimulatedPlatform
 
 PLACES: Final = [("lcm", "one"), ("lcm", "two"), ("guardian", "one"), ("guardian", "two")]
 KINDS: Final = (
-    "guardian crashes", "lcm crashes", "api crashes", "metrics crashes", "helper crashes", "guardian paused",
-    "guardian paused beyond its lease", "lcm paused", "lcm paused beyond its lease", "hint lost", "hint doubled",
-    "lease lost, holder runs", "slow keep-alives", "stale read", "clock jumps", "cut from jobs", "cut from status",
-    "cut from cluster", "helper cut off", "job store away", "etcd away", "etcd wiped", "object store away",
-    "metrics away", "node agent away", "node lost", "node cut off", "learner lost", "report forged",
-    "metrics paused", "metrics cut from status", "guardian paused before a call", "lcm paused before a call",
-    *(f"{what}: {port}"
+    "guardian crashes",
+    "lcm crashes",
+    "api crashes",
+    "metrics crashes",
+    "helper crashes",
+    "guardian paused",
+    "guardian paused beyond its lease",
+    "lcm paused",
+    "lcm paused beyond its lease",
+    "hint lost",
+    "hint doubled",
+    "lease lost, holder runs",
+    "slow keep-alives",
+    "stale read",
+    "clock jumps",
+    "cut from jobs",
+    "cut from status",
+    "cut from cluster",
+    "helper cut off",
+    "job store away",
+    "etcd away",
+    "etcd wiped",
+    "object store away",
+    "metrics away",
+    "node agent away",
+    "node lost",
+    "node cut off",
+    "learner lost",
+    "report forged",
+    "metrics paused",
+    "metrics cut from status",
+    "guardian paused before a call",
+    "lcm paused before a call",
+    *(
+        f"{what}: {port}"
         for what in ("lost request", "lost answer", "late effect")
-        for port in ("jobs", "status", "cluster")),
-)  # fmt: skip
+        for port in ("jobs", "status", "cluster")
+    ),
+)
 """The kinds as they are counted."""
 
 
@@ -70,25 +99,43 @@ class FaultInjector:
     def kinds(self) -> dict[str, Callable[[], Awaitable[None] | None]]:
         """Returns name -> function that injects a fault of this kind, now or at a later call."""
         return {
-            "guardian crashes": lambda: self.crash("guardian"), "lcm crashes": lambda: self.crash("lcm"),
-            "api crashes": self.api_crashes, "metrics crashes": self.metrics_crashes,
-            "helper crashes": self.helper_crashes, "node agent away": lambda: self.away("cluster"),
-            "guardian paused": lambda: self.pause("guardian"), "lcm paused": lambda: self.pause("lcm"),
+            "guardian crashes": lambda: self.crash("guardian"),
+            "lcm crashes": lambda: self.crash("lcm"),
+            "api crashes": self.api_crashes,
+            "metrics crashes": self.metrics_crashes,
+            "helper crashes": self.helper_crashes,
+            "node agent away": lambda: self.away("cluster"),
+            "guardian paused": lambda: self.pause("guardian"),
+            "lcm paused": lambda: self.pause("lcm"),
             "guardian paused at a call": lambda: self.pause_at_call("guardian"),
             "lcm paused at a call": lambda: self.pause_at_call("lcm"),
-            "two leaders": self.two_leaders, "slow collector": self.slow_collector, "two guardians": self.two_guardians,
-            "job store away": lambda: self.away("jobs"), "etcd away": self.etcd_away, "etcd wiped": self.etcd_wiped,
-            "object store away": self.objects_away, "metrics away": self.metrics_away,
-            "hints lost": lambda: self.hints("lost"), "hints doubled": lambda: self.hints("doubled"),
-            "cut from job store": lambda: self.cut("jobs"), "cut from etcd": lambda: self.cut("status"),
-            "cut from cluster": lambda: self.cut("cluster"), "helper cut off": self.helper_cut_off,
-            "requests lost": lambda: self.arm("lost request"), "answers lost": lambda: self.arm("lost answer"),
-            "late effects": lambda: self.arm("late effect"), "stale reads": self.stale_reads,
-            "slow keep-alives": self.slow_keep_alives, "lease lost": self.lease_lost, "clock jumps": self.clock_jumps,
-            "metrics paused": self.metrics_paused, "metrics cut from etcd": self.metrics_cut,
-            "node lost": self.node_lost, "learner lost": self.learner_lost,
+            "two leaders": self.two_leaders,
+            "slow collector": self.slow_collector,
+            "two guardians": self.two_guardians,
+            "job store away": lambda: self.away("jobs"),
+            "etcd away": self.etcd_away,
+            "etcd wiped": self.etcd_wiped,
+            "object store away": self.objects_away,
+            "metrics away": self.metrics_away,
+            "hints lost": lambda: self.hints("lost"),
+            "hints doubled": lambda: self.hints("doubled"),
+            "cut from job store": lambda: self.cut("jobs"),
+            "cut from etcd": lambda: self.cut("status"),
+            "cut from cluster": lambda: self.cut("cluster"),
+            "helper cut off": self.helper_cut_off,
+            "requests lost": lambda: self.arm("lost request"),
+            "answers lost": lambda: self.arm("lost answer"),
+            "late effects": lambda: self.arm("late effect"),
+            "stale reads": self.stale_reads,
+            "slow keep-alives": self.slow_keep_alives,
+            "lease lost": self.lease_lost,
+            "clock jumps": self.clock_jumps,
+            "metrics paused": self.metrics_paused,
+            "metrics cut from etcd": self.metrics_cut,
+            "node lost": self.node_lost,
+            "learner lost": self.learner_lost,
             "report forged": self.report_forged,
-        }  # fmt: skip
+        }
 
     async def inject_any(self) -> None:
         """Injects a fault of a random kind."""
@@ -338,9 +385,15 @@ class FaultInjector:
             return
         learner, now = self._chance.choice(learners), self._platform.simulated_cluster.now_ms()
         forged = LearnerStatus(
-            name=learner.name, role=learner.plan.role, rank=learner.plan.rank, attempt=learner.attempt, seq=10**9,
-            phase=Phase.STORED, times={phase.value: now for phase in Phase}, exit=Exit(time=now, code=0),
-        )  # fmt: skip
+            name=learner.name,
+            role=learner.plan.role,
+            rank=learner.plan.rank,
+            attempt=learner.attempt,
+            seq=10**9,
+            phase=Phase.STORED,
+            times={phase.value: now for phase in Phase},
+            exit=Exit(time=now, code=0),
+        )
         with suppress(Unavailable):
             await self._platform.etcd.put(learner_key(learner.job, learner.name), json.dumps(dump(forged)))
             self._platform.checker.report_forged(learner)

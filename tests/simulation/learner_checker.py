@@ -45,6 +45,15 @@ class LearnerRecord:
     """Its results are in the object store."""
     ended_at: float = 0.0
     """Seconds of virtual time."""
+    made_again: bool = False
+    """This run was activated before: it may not be activated again."""
+    known_at: float = 0.0
+    """When the cluster had the record of its end."""
+
+    @property
+    def holds(self) -> bool:
+        """It exists on the cluster, or its process still runs there."""
+        return self.present or (self.alive and not self.vanished)
 
     @property
     def ended(self) -> bool:
@@ -86,7 +95,7 @@ class LearnerChecker:
         return self._gangs[job_id, attempt]
 
     def present(self, job_id: str) -> list[str]:
-        return [f"{key[1]}/{key[2]}" for key, record in self._all.items() if key[0] == job_id and record.present]
+        return [f"{key[1]}/{key[2]}" for key, record in self._all.items() if key[0] == job_id and record.holds]
 
     def used_by_node(self) -> dict[str, tuple[float, float]]:
         """Returns node -> (CPUs, GPUs) that the learners on it hold."""
@@ -110,7 +119,30 @@ class LearnerChecker:
         if seals:
             self._sealed[job_id] = max(pair, sealed)
 
+    def carried_out(self, job_id: str, pair: tuple[int, int], *, seals: bool) -> None:
+        """A call under this (attempt, term) was answered: what is lower activates nothing from now on."""
+        self._highest[job_id] = max(pair, self._highest.get(job_id, (0, 0)))
+        if seals:
+            self._sealed[job_id] = max(pair, self._sealed.get(job_id, (0, 0)))
+
+    def check_activation(self, job_id: str, attempt: int, term: int, what: str) -> None:
+        """A pod was activated: not after a call of a later pair was answered, nor after a teardown."""
+        pair, highest, sealed = (attempt, term), self._highest.get(job_id, (0, 0)), self._sealed.get(job_id, (0, 0))
+        if pair < highest or pair <= sealed:
+            self._breach("every stale write is refused", f"{what} under term {term} after {max(highest, sealed)}")
+
     # --- learners --------------------------------------------------------------------------
+
+    def made(self, learner: Any, need: tuple[float, float], *, owned: bool) -> LearnerRecord | None:
+        """A learner was made, inert. Returns the record of its run before. ``owned``: it counts as present."""
+        key = _key(learner)
+        before = self._gangs[key[:2]].get(learner.name)
+        if key in self._all and not owned:
+            return before
+        record = LearnerRecord(learner.plan.node, *need, run=learner.plan.run, present=owned)
+        record.made_again = key in self._all and self._all[key].active
+        self._all[key] = self._gangs[key[:2]][learner.name] = record
+        return before
 
     def step_done(
         self, step: str, plan: Any, learners: Sequence[Any], needs: Mapping[str, tuple[float, float]]
@@ -153,7 +185,7 @@ class LearnerChecker:
 
     def ended(self, learner: Any, now: float) -> None:
         record = self.record_of(learner)
-        record.alive, record.over, record.ended_at = False, True, now
+        record.alive, record.over, record.ended_at, record.known_at = False, True, now, now
         if not record.ended_by_itself and not learner.exit.stop_cause:
             what = f"{learner.job}/{learner.attempt}/{learner.name}"
             self._breach("every end has its cause", f"{what} was ended by the platform, and has no stop cause")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.tokens import LearnerIdentity
-from services.metrics.attempts import Attempts
+from services.metrics.attempts import Attempts, Stop
 from services.metrics.reports import Reports
 from tests.simulation.network import Connection
 from tests.simulation.stores import SimulatedEtcd
@@ -64,9 +64,14 @@ class MetricsService:
         await self._answer(self._reports.write(_identity(learner), status))
 
     async def go(self, learner: MemoryLearner) -> bool:
-        """Whether the learner's process may start. Raises Unavailable."""
+        """Whether the learner's process may start: the answer has no stop in it either. Raises Unavailable."""
         current, go = await self._answer(self._attempts.may_go(_identity(learner)))
-        return bool(current and go)
+        return bool(current and go) and self._attempts.stop(_identity(learner)) is None
+
+    def stop_of(self, learner: MemoryLearner) -> Stop | None:
+        """The stop that the service relays to the learner's helper; None without one, or without an answer."""
+        answers = not self.away and self.connection.running.is_set()
+        return self._attempts.stop(_identity(learner)) if answers else None
 
     async def _answer(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Runs a request with a timeout, as over the network: a crash or pause is an answer that does not come."""

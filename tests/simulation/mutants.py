@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.simulation.seed_run import KUBERNETES, LOCAL
+
 TREE: Final = Path(__file__).parents[2]
 PATCHES: Final = sorted((Path(__file__).parent / "mutations").glob("*.patch"))
 SEEDS: Final = 600
 """Each bug must be detected within so many seeds."""
 _TIMEOUT_S: Final = 1_200
+_ADAPTER: Final = "services/core/adapters/kubernetes/"
+"""A bug in it is searched for on that cluster."""
 _COPIED: Final = ("services", "tests/simulation", "tests/testbed", "tests/documents.py")
 
 
@@ -53,7 +57,8 @@ async def detect(patch: Path, into: Path, *, seeds: int = SEEDS) -> Detected:
     code, output = await _run(into, "git", "apply", "--unsafe-paths", str(patch))
     if code:
         raise NotDetected(f"{patch.name} does not apply any more: {output}")
-    arguments = ("-m", "tests.simulation.seeds", "--count", str(seeds), "--until-breach")
+    cluster = KUBERNETES if _ADAPTER in patch.read_text() else LOCAL
+    arguments = ("-m", "tests.simulation.seeds", "--cluster", cluster, "--count", str(seeds), "--until-breach")
     code, output = await _run(into, sys.executable, *arguments)
     if code:
         raise NotDetected(f"{patch.name}: the simulation failed: {output[-2000:]}")

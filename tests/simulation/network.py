@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
@@ -25,10 +25,25 @@ _SHORT_S: Final = 0.002
 _LONG_S: Final = 0.03
 _TIMEOUT_S: Final = 1.0
 _POLL_S: Final = 0.2
-WRITES: Final = frozenset({
-    "jobs.insert", "jobs.replace", "jobs.append_history", "jobs.replace_dispatcher", "status.put", "status.put_if",
-    "status.delete", "status.delete_prefix", "cluster.do", "cluster.stop", "cluster.teardown",
-})  # fmt: skip
+WRITES: Final = frozenset(
+    {
+        "jobs.insert",
+        "jobs.replace",
+        "jobs.append_history",
+        "jobs.replace_dispatcher",
+        "status.put",
+        "status.put_if",
+        "status.delete",
+        "status.delete_prefix",
+        "cluster.create",
+        "cluster.patch",
+        "cluster.lift",
+        "cluster.delete",
+        "cluster.do",
+        "cluster.stop",
+        "cluster.teardown",
+    }
+)
 """Calls to which the faults of ``Connection.armed`` apply."""
 FENCED: Final = frozenset({"jobs.replace", "jobs.replace_dispatcher"})
 """Writes after whose acknowledgement the process reads nothing older."""
@@ -60,6 +75,8 @@ class Connection:
     network: Network
     job_store: CheckedJobStore
     etcd: SimulatedEtcd
+    local: Collection[str] = ("hints",)
+    """Ports that are objects of the process itself: calls of them are no requests."""
     cut: set[str] = field(default_factory=set)
     """Ports that this process cannot reach."""
     armed: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -81,8 +98,8 @@ class Connection:
         self._acknowledged = 0
 
     def wrap(self, port: Port, name: str) -> Port:
-        """Returns the port with its calls over this connection; hints unchanged, because the hint bus loses them."""
-        return port if name == "hints" else cast("Port", _Proxy(self, port, name))
+        """Returns the port with its calls over this connection; unchanged where it is ``local``."""
+        return port if name in self.local else cast("Port", _Proxy(self, port, name))
 
     async def wait_until_running(self) -> None:
         """Returns when the process is not paused. Raises CancelledError where it is dead."""
@@ -96,11 +113,8 @@ class Connection:
 
     async def call(self, port: str, method_name: str, method: Any, args: Any, kwargs: Any) -> Any:
         """Calls a method of a port, with all delays and faults. Returns its result; raises Unavailable for a fault."""
-        await self.wait_until_running()
         name = f"{port}.{method_name}"
-        if name == self.pause_at[0]:
-            self._pause(name)
-            await self.wait_until_running()
+        await self.begin(name)
         await self._delay()
         if not self.can_reach(port):
             await asyncio.sleep(self.network.chance.choice([0.01, 0.2, _TIMEOUT_S]))
@@ -126,6 +140,13 @@ class Connection:
         if name in FENCED:
             self._acknowledged = self.job_store.commits
         return result
+
+    async def begin(self, name: str) -> None:
+        """Returns when the process runs, perhaps after a pause before this call."""
+        await self.wait_until_running()
+        if name == self.pause_at[0]:
+            self._pause(name)
+            await self.wait_until_running()
 
     def _pause(self, name: str) -> None:
         """Pauses the process for the seconds of ``pause_at``. It then makes the call, with what it read before."""

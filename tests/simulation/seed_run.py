@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from services.core.domain.errors import NoSpace
 from services.core.domain.status import TERMINAL, Desired, Status
 from tests.simulation.checker import Breach, Declared
 from tests.simulation.faults import PLACES, FaultInjector
+from tests.simulation.pod_faults import PodFaultInjector
+from tests.simulation.pod_platform import PodPlatform
 from tests.simulation.simulated_platform import SimulatedPlatform
 from tests.testbed.helpers_in_memory import Fate
 
@@ -33,6 +35,13 @@ MAX_ACTIVE_S: Final = 60.0
 """Further faults are injected until then, up to ``MIN_FAULTS``."""
 MIN_FAULTS: Final = 3
 _KEPT_LINES: Final = 120
+LOCAL: Final = "local"
+KUBERNETES: Final = "kubernetes"
+_CLUSTERS: Final[Mapping[str, tuple[type[SimulatedPlatform], type[FaultInjector]]]] = {
+    LOCAL: (SimulatedPlatform, FaultInjector),
+    KUBERNETES: (PodPlatform, PodFaultInjector),
+}
+"""What learners run on -> the platform and its faults."""
 
 
 @dataclass
@@ -82,11 +91,13 @@ Action = Callable[[], Awaitable[None] | None]
 class SeedRun:
     """Runs one seed: call ``run`` once."""
 
-    def __init__(self, seed: int, home: Path, *, whole_trace: bool = False) -> None:
+    def __init__(self, seed: int, home: Path, *, cluster: str = LOCAL, whole_trace: bool = False) -> None:
+        """``cluster``: LOCAL | KUBERNETES."""
         loop = asyncio.get_running_loop()
         random.seed(f"jitter {seed}")  # the lease of etcd's client uses the global generator
         self.seed, self.chance = seed, random.Random(f"story {seed}")
-        self.platform = SimulatedPlatform(seed, home)
+        platform, injector = _CLUSTERS[cluster]
+        self.platform = platform(seed, home)
         self.trace = Trace(loop.time, all=[] if whole_trace else None)
         self.platform.network.note = self.trace.note
         self.platform.checker.note = self.trace.note
@@ -94,7 +105,7 @@ class SeedRun:
         self.accepted: Counter[str] = Counter()
         self._loop = loop
         self._requests: list[asyncio.Task[Any]] = []
-        self._faults = FaultInjector(self.platform, self.chance, self.trace.note, self.submit)
+        self._faults = injector(self.platform, self.chance, self.trace.note, self.submit)
 
     @property
     def fault_counts(self) -> Counter[str]:
@@ -124,10 +135,15 @@ class SeedRun:
             await self._perform(self._faults.inject_any)
         settled_s = await self.settle()
         result = SeedResult(
-            seed=self.seed, digest=self.trace.digest, faults=self.fault_counts, requests=self.accepted,
-            jobs=len(self.jobs), breaches=self.platform.checker.breaches, last=list(self.trace.last),
+            seed=self.seed,
+            digest=self.trace.digest,
+            faults=self.fault_counts,
+            requests=self.accepted,
+            jobs=len(self.jobs),
+            breaches=self.platform.checker.breaches,
+            last=list(self.trace.last),
             settled_s=settled_s,
-        )  # fmt: skip
+        )
         await self.platform.close()
         return result
 
@@ -160,10 +176,14 @@ class SeedRun:
         cpus, gpus = chance.choice([1, 2, 4]), chance.choice([0, 0, 1, 2 if count < 3 else 1])
         retries = chance.choice([0, 1, 1, 2])
         spec = {
-            "name": "digits", "command": "python train.py", "roles": roles, "grace": "1s", "store_timeout": "6s",
+            "name": "digits",
+            "command": "python train.py",
+            "roles": roles,
+            "grace": "1s",
+            "store_timeout": "6s",
             "retries": {"max": retries, "backoff": "500ms"},
             "resources": {"cpus": cpus, "gpus": gpus, "memory": "1GB"},
-        }  # fmt: skip
+        }
         names = [f"{name}-{index}" for name, role in roles.items() for index in range(role["count"])]
         decides = [name for name, role in roles.items() if role.get("decides")] or list(roles)
         refused = chance.random() < 0.08
@@ -173,8 +193,11 @@ class SeedRun:
             ignored=[name for name in names if roles[name.rpartition("-")[0]].get("on_failure") == "ignore"],
             restarted=[name for name in names if roles[name.rpartition("-")[0]].get("on_failure") == "restart"],
             least={name: role["min"] for name, role in roles.items() if "min" in role},
-            retries=retries, grace_s=1, store_s=6, refused=refused,
-        )  # fmt: skip
+            retries=retries,
+            grace_s=1,
+            store_s=6,
+            refused=refused,
+        )
         job_id = await self.platform.submit_job(spec, declared)
         for name in names:
             for attempt in range(1, 9):
@@ -220,6 +243,7 @@ class SeedRun:
     async def settle(self) -> float:
         """Ends the faults and waits until all jobs are at rest and nothing is left. Returns the seconds to rest."""
         await self._faults.end()
+        self.platform.hurry()
         self.trace.note("the faults end")
         began = self._loop.time()
         checker = self.platform.checker
@@ -251,8 +275,11 @@ class SeedRun:
 
 def _fate(chance: random.Random) -> Fate:
     return Fate(
-        download_s=chance.uniform(0, 1), run_s=chance.uniform(0.1, 3), code=chance.choice([0] * 7 + [1]),
-        store_s=chance.choice([0.1, 0.1, 1]), on_term=chance.choice([-15, 0, None]),
+        download_s=chance.uniform(0, 1),
+        run_s=chance.uniform(0.1, 3),
+        code=chance.choice([0] * 7 + [1]),
+        store_s=chance.choice([0.1, 0.1, 1]),
+        on_term=chance.choice([-15, 0, None]),
         lost=chance.random() < 0.02,
         fails=("EnvironmentFailed", "no such package") if chance.random() < 0.02 else None,
-    )  # fmt: skip
+    )

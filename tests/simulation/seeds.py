@@ -20,15 +20,15 @@ from typing import Any
 import structlog
 
 import services
-from tests.simulation.seed_run import SeedResult, SeedRun
+from tests.simulation.seed_run import KUBERNETES, LOCAL, SeedResult, SeedRun
 from tests.simulation.virtual_time import run
 
 
-def run_seed(seed: int, home: Path, *, whole_trace: bool = False) -> tuple[SeedResult, list[str]]:
+def run_seed(seed: int, home: Path, *, cluster: str = LOCAL, whole_trace: bool = False) -> tuple[SeedResult, list[str]]:
     """Runs one seed. Returns its result and, with ``whole_trace``, all lines of its trace."""
 
     async def run_in_loop() -> tuple[SeedResult, list[str]]:
-        seed_run = SeedRun(seed, home, whole_trace=whole_trace)
+        seed_run = SeedRun(seed, home, cluster=cluster, whole_trace=whole_trace)
         result = await seed_run.run()
         return result, seed_run.trace.all or []
 
@@ -41,13 +41,13 @@ def run_seed(seed: int, home: Path, *, whole_trace: bool = False) -> tuple[SeedR
         gc.enable()
 
 
-def run_seeds(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]:
+def run_seeds(seeds: range, home: Path, *, cluster: str, until_breach: bool) -> dict[str, Any]:
     """Runs seeds and returns their sums. ``until_breach``: stops after the first seed with a breach."""
     faults, requests, jobs, least, slowest = Counter[str](), Counter[str](), 0, 10**9, 0.0
     failures: list[dict[str, Any]] = []
     count, digest = 0, hashlib.blake2b(digest_size=16)
     for seed in seeds:
-        result, _ = run_seed(seed, home / str(seed))
+        result, _ = run_seed(seed, home / str(seed), cluster=cluster)
         count += 1
         digest.update(result.digest.encode())
         faults += result.faults
@@ -60,9 +60,16 @@ def run_seeds(seeds: range, home: Path, *, until_breach: bool) -> dict[str, Any]
             if until_breach:
                 break
     return {
-        "seeds": count, "jobs": jobs, "faults": faults, "requests": requests, "least_faults": least,
-        "slowest_s": slowest, "failures": failures, "digest": digest.hexdigest(), "services": services.__path__[0],
-    }  # fmt: skip
+        "seeds": count,
+        "jobs": jobs,
+        "faults": faults,
+        "requests": requests,
+        "least_faults": least,
+        "slowest_s": slowest,
+        "failures": failures,
+        "digest": digest.hexdigest(),
+        "services": services.__path__[0],
+    }
 
 
 def main() -> int:
@@ -70,6 +77,7 @@ def main() -> int:
     parser.add_argument("seed", nargs="?", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--cluster", choices=(LOCAL, KUBERNETES), default=LOCAL)
     parser.add_argument("--until-breach", action="store_true")
     arguments = parser.parse_args()
     gc.freeze()  # imported modules are no garbage: the collection after each seed skips them
@@ -77,9 +85,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as home:
         if arguments.seed is None:
             seeds = range(arguments.first, arguments.first + arguments.count)
-            json.dump(run_seeds(seeds, Path(home), until_breach=arguments.until_breach), sys.stdout)
+            sums = run_seeds(seeds, Path(home), cluster=arguments.cluster, until_breach=arguments.until_breach)
+            json.dump(sums, sys.stdout)
             return 0
-        result, lines = run_seed(arguments.seed, Path(home), whole_trace=True)
+        result, lines = run_seed(arguments.seed, Path(home), cluster=arguments.cluster, whole_trace=True)
     lines.append(f"digest {result.digest}; {sum(result.faults.values())} faults; settled in {result.settled_s:.1f} s")
     lines += [f"BREACH  {breach}" for breach in result.breaches]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -12,7 +12,7 @@ import contextlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from services.core.domain.errors import WeftError
 from services.core.domain.learner import LearnerStatus
@@ -42,9 +42,10 @@ class SimulatedCluster(MemoryCluster):
         self.on_cut_off: Callable[[MemoryLearner], None] = lambda _: None
         """Called before a learner on a node that was cut off is removed."""
 
-    async def observe(self, job_id: str) -> Observation:
-        self._checker.observed(self._caller(), job_id)
-        return await super().observe(job_id)
+    async def observe(self, job_id: str, *, cached: bool = False) -> Observation:
+        if not cached:
+            self._checker.observed(self._caller(), job_id)
+        return await super().observe(job_id, cached=cached)
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
         await super().do(step, plan)
@@ -53,9 +54,7 @@ class SimulatedCluster(MemoryCluster):
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
         of_attempt = [learner for learner in self.learners(job_id) if learner.attempt == attempt]
         alive = [learner.name for learner in of_attempt if learner.state in {"running", "waiting"}]
-        await super().stop(
-            job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms
-        )  # fmt: skip
+        await super().stop(job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms)
         self._checker.stopped(job_id, attempt, term, cause, alive)
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
@@ -101,19 +100,21 @@ class _HelperState:
 class LearnerSimulator:
     """Runs the processes and the helpers of all learners."""
 
-    def __init__(
-        self, cluster: SimulatedCluster, metrics: MetricsService, checker: Checker, chance: random.Random
-    ) -> None:
+    def __init__(self, cluster: Any, metrics: MetricsService, checker: Checker, chance: random.Random) -> None:
         self._metrics, self._checker, self._chance, self._now_ms = metrics, checker, chance, cluster.now_ms
         self.fates: dict[tuple[str, str, int], Fate] = {}
         """(job, learner, attempt) -> its fate."""
         self._states: dict[MemoryLearner, _HelperState] = {}
+        self.pace = 1.0
+        """Learners that begin from now on take this share of the time that their fates say."""
         self.objects_away = False
         """The object store does not answer."""
         self.cut_off: set[MemoryLearner] = set()
         """Learners whose helpers cannot reach the metrics service."""
         cluster.on_spawn, cluster.on_gone, cluster.on_start = self._on_spawned, self._on_removed, self._on_started
         cluster.on_end, cluster.on_cut_off = checker.process_ended, self._on_cut_off
+        self.silent: set[MemoryLearner] = set()
+        """Learners whose helpers report nothing any more."""
         self._partitioned: set[MemoryLearner] = set()
         """Learners on nodes that were cut off."""
 
@@ -125,11 +126,7 @@ class LearnerSimulator:
         # Further runs have fates of their own: those of later attempts, which are drawn by chance, too.
         fate = self.fates.get((learner.job, learner.name, learner.attempt + 3 * (learner.plan.run - 1)), Fate())
         learner.on_term = fate.on_term
-        status = LearnerStatus(
-            name=learner.name, role=learner.plan.role, rank=learner.plan.rank, attempt=learner.attempt, seq=0,
-            phase=Phase.WAITING, run=learner.plan.run,
-        )  # fmt: skip
-        self._states[learner] = _HelperState(fate, status)
+        self._states[learner] = _HelperState(_at_pace(fate, self.pace), learner.first_status)
         self._start_helper(learner)
 
     def _start_helper(self, learner: MemoryLearner) -> None:
@@ -151,6 +148,10 @@ class LearnerSimulator:
     def _on_cut_off(self, learner: MemoryLearner) -> None:
         """Cuts its helper off for a while. The cluster will not observe the learner again."""
         self._partitioned.add(learner)
+        self.cut_off_for_a_while(learner)
+
+    def cut_off_for_a_while(self, learner: MemoryLearner) -> None:
+        """Its helper cannot reach the metrics service."""
         self.cut_off.add(learner)
         asyncio.get_running_loop().call_later(self._chance.uniform(2, 8), self.cut_off.discard, learner)
 
@@ -158,10 +159,14 @@ class LearnerSimulator:
         if learner in self._partitioned:
             self._checker.removed(learner)
             return
+        self.end_helper(learner)
+        self._checker.removed(learner)
+
+    def end_helper(self, learner: MemoryLearner) -> None:
+        """Ends a learner's helper for good; its process does not end by itself any more."""
         state = self._states.pop(learner, None)
         if state is not None and state.helper is not None:
             state.helper.cancel()
-        self._checker.removed(learner)
 
     async def close(self) -> None:
         helpers = [state.helper for state in self._states.values() if state.helper is not None]
@@ -254,14 +259,16 @@ class LearnerSimulator:
         if PHASE_ORDER[phase] < PHASE_ORDER[state.status.phase]:
             return
         state.status = replace(
-            state.status, phase=phase, seq=state.status.seq + 1,
+            state.status,
+            phase=phase,
+            seq=state.status.seq + 1,
             times={phase.value: self._now_ms()} | dict(state.status.times),
-        )  # fmt: skip
+        )
         while not await self._send_report(learner, state):  # noqa: ASYNC110 - the service has no event for it
             await asyncio.sleep(_RETRY_S)
 
     async def _send_report(self, learner: MemoryLearner, state: _HelperState) -> bool:
-        if learner in self.cut_off:
+        if learner in self.cut_off or learner in self.silent:
             return False
         await asyncio.sleep(self._chance.choice([0, 0, 0.001, 0.01]))
         try:
@@ -274,6 +281,17 @@ class LearnerSimulator:
         while True:
             await asyncio.sleep(AGAIN_S)
             await self._send_report(learner, state)
+
+
+def _at_pace(fate: Fate, pace: float) -> Fate:
+    """The fate with this share of its times."""
+    run_s, store_s = fate.run_s, fate.store_s
+    return replace(
+        fate,
+        download_s=pace * fate.download_s,
+        run_s=None if run_s is None else pace * run_s,
+        store_s=None if store_s is None else pace * store_s,
+    )
 
 
 def _raise_helper_error(helper: asyncio.Task[None]) -> None:

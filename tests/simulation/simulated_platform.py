@@ -28,8 +28,9 @@ from tests.simulation.stores import CheckedJobStore, SimulatedEtcd
 from tests.testbed.control_plane import EPOCH_MS, ControlPlane, Process, Summaries
 
 NODES: Final = (
-    Node(name="north", cpus=8, memory=64 * 10**9, gpus=4), Node(name="south", cpus=8, memory=64 * 10**9, gpus=2)
-)  # fmt: skip
+    Node(name="north", cpus=8, memory=64 * 10**9, gpus=4),
+    Node(name="south", cpus=8, memory=64 * 10**9, gpus=2),
+)
 _RETRY_S: Final = 0.3
 _COLLECT_S: Final = 3.0
 """The collector runs more often than in an installation, so that it runs many times per seed."""
@@ -94,24 +95,34 @@ class SimulatedPlatform(ControlPlane):
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.network = Network(random.Random(f"network {self._seed}"))
-        self.checker = Checker({node.name: (node.cpus, node.gpus) for node in NODES}, loop.time)
+        self.checker: Any = self.new_checker()
         self._true_clock = ProcessClock(self.network)
         self.job_store = CheckedJobStore(self.checker, lambda: self.network.actor)
         self.etcd = SimulatedEtcd(self.checker, clock=loop.time)
-        self.simulated_cluster = SimulatedCluster(
-            NODES, self.checker, lambda: self.network.actor, now_ms=self._true_clock.now_ms
-        )  # fmt: skip
+        self.simulated_cluster: Any = self.new_cluster(self._true_clock)
         self.metrics: Any = MetricsService(self.etcd, self._connection)
         self.simulator = LearnerSimulator(self.simulated_cluster, self.metrics, self.checker, self.network.chance)
         self.summaries = Summaries()
         self.hint_bus = HintBus(self.network)
-        self.jobs, self.status, self.cluster = self.job_store, self.etcd, self.simulated_cluster
+        self.jobs, self.status = self.job_store, self.etcd
         self.alive: dict[tuple[str, str], Process] = {}
         self._clocks: dict[tuple[str, str], ProcessClock] = {}
         self._starts = 0
         self._processes = []
         self._orphans = []
         self.api = self._connection("api")
+
+    def new_checker(self) -> Checker:
+        nodes = {node.name: (node.cpus, node.gpus) for node in NODES}
+        return Checker(nodes, asyncio.get_running_loop().time)
+
+    def new_cluster(self, clock: ProcessClock) -> Any:
+        """What is behind the Cluster port: ``simulated_cluster``."""
+        return SimulatedCluster(NODES, self.checker, lambda: self.network.actor, now_ms=clock.now_ms)
+
+    def cluster_of(self, connection: Connection, clock: ProcessClock) -> Any:
+        """The Cluster port of a process: one object serves all."""
+        return self.simulated_cluster
 
     def _connection(self, name: str) -> Connection:
         return Connection(name, self.network, self.job_store, self.etcd)
@@ -126,6 +137,7 @@ class SimulatedPlatform(ControlPlane):
         clock.connection = connection
         # The control plane gives these to the process that it starts.
         self.clock: Any = clock
+        self.cluster: Any = self.cluster_of(connection, clock)
         self.hints: Any = _ProcessHints(self.hint_bus, connection)
         process = await (self.start_pool if service == "guardian" else self.start_lcm)(connection, place=place)
         self.hint_bus.receivers.append(process.on_hint)
@@ -163,6 +175,9 @@ class SimulatedPlatform(ControlPlane):
         await self.metrics.close()
         await self.simulator.close()
 
+    def hurry(self) -> None:
+        """From now on the work of learners takes little of the time in which the platform has to bring jobs to rest."""
+
     def connection_of(self, name: tuple[str, str]) -> Connection:
         return cast("Connection", self.alive[name].wire)
 
@@ -177,9 +192,16 @@ class SimulatedPlatform(ControlPlane):
         job_id = make_id("j", now_ms=now, random_bits=self.network.chance.getrandbits(RANDOM_BITS))
         self.checker.declare(job_id, declared)
         job = new_job(
-            job_id=job_id, tenant="acme", user="ada", spec=spec, code_digest="", idem=f"acme/ada/{job_id}",
-            idem_digest="", trace="", now=now,
-        )  # fmt: skip
+            job_id=job_id,
+            tenant="acme",
+            user="ada",
+            spec=spec,
+            code_digest="",
+            idem=f"acme/ada/{job_id}",
+            idem_digest="",
+            trace="",
+            now=now,
+        )
         while (known := await self._try(jobs.by_idem(job.idem))) is None:
             await self._try(jobs.insert(job))
         await self.hint_bus.send("submitted", known.id)
@@ -225,13 +247,16 @@ class SimulatedPlatform(ControlPlane):
 
     async def leftovers(self) -> list[str]:
         """Returns the keys and learners of jobs that exist."""
-        keys = [key for key in self.etcd._entries if key.startswith("/jobs/")]
         learners = [
             f"{learner.job}/{learner.attempt}/{learner.name}"
             for job in self.simulated_cluster.present()
             for learner in self.simulated_cluster.learners(job)
         ]
-        return keys + learners
+        return self.keys() + learners
+
+    def keys(self) -> list[str]:
+        """Returns the keys of jobs in etcd."""
+        return [key for key in self.etcd._entries if key.startswith("/jobs/")]
 
 
 class _ProcessHints:

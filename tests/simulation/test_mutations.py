@@ -11,7 +11,7 @@ import pytest
 from tests.promises import Promise
 from tests.simulation.mutants import PATCHES, SEEDS, Detected, NotDetected, detect
 
-_QUICK: Final = ("03", "08", "12", "22")
+_QUICK: Final = ("03", "08", "12", "22", "29")
 """The patches that every run tries: they are detected within a few seeds."""
 _MIN_PATCHES: Final = 15
 

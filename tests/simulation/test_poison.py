@@ -99,11 +99,22 @@ class PoisonRun:
     async def _add_foreign_key(self) -> None:
         """Adds a key of no service, under a prefix that services read."""
         random = self.mutator.random
-        key = random.choice((
-            "/jobs/", "/jobs/x", "/jobs//", "/jobs/jnobody/attempt", "/jobs/jnobody/learners/", "/members/",
-            "/members/guardian/", "/members/lcm/mnobody", "/members/guardian/mnobody", "/jobs/\\u00e9/learners/w",
-            "/lcm/other", "/nobody/knows",
-        ))  # fmt: skip
+        key = random.choice(
+            (
+                "/jobs/",
+                "/jobs/x",
+                "/jobs//",
+                "/jobs/jnobody/attempt",
+                "/jobs/jnobody/learners/",
+                "/members/",
+                "/members/guardian/",
+                "/members/lcm/mnobody",
+                "/members/guardian/mnobody",
+                "/jobs/\\u00e9/learners/w",
+                "/lcm/other",
+                "/nobody/knows",
+            )
+        )
         self.mutator.counts["foreign key"] += 1
         await self.plane.status.put(key, self.mutator.text({"attempt": 1, "learners": 1, "holder": "m", "term": 1}))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.api.answers import json_schemas
 from services.api.rest.app import create_routes
-from weft._cli.answers import COMMANDS, TYPES, Fields
+from weft._cli.answers import Fields, by_command, types
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 _PLAIN: Mapping[str, type | tuple[type, ...]] = {
@@ -29,7 +29,7 @@ def api_types() -> dict[str, Any]:
 
 def check_answer(command: str, answer: object) -> None:
     """Fails where the answer of the command has a field that is missing, unknown or of another type."""
-    expected = COMMANDS[command]
+    expected = by_command()[command]
     if isinstance(expected, str):
         _check(answer, expected.removeprefix("stream of "), command)
     else:
@@ -69,8 +69,8 @@ def _check(value: Any, kind: str, where: str) -> None:
         assert _TIME.fullmatch(value), (where, value)
     elif kind in _PLAIN:
         assert isinstance(value, _PLAIN[kind]), (where, value)
-    elif kind in TYPES:
-        _check_fields(value, TYPES[kind], where)
+    elif kind in types():
+        _check_fields(value, types()[kind], where)
     else:
         schema = api_types()[kind]
         assert isinstance(value, dict), (where, value)

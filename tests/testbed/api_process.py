@@ -40,6 +40,14 @@ class ApiProcess:
         return f"http://{self.address}"
 
     @property
+    def grpc_address(self) -> str:
+        return self._addresses["api-grpc"]
+
+    @property
+    def operations_address(self) -> str:
+        return self._addresses["api-ops"]
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

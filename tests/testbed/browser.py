@@ -23,9 +23,14 @@ AXE: Final = ROOT / "services/dashboard/node_modules/axe-core/axe.min.js"
 DESKTOP: Final = {"width": 1440, "height": 900}
 PHONE: Final = {"width": 390, "height": 844}
 _FLAGS: Final = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 _WATCH: Final = """
 window.__violations = [];
 document.addEventListener("securitypolicyviolation", (event) =>

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+_APT_GET: Final = Path(__file__).parents[2] / "scripts" / "apt-get.sh"
 _timed = pytest.StashKey[tuple[pytest.Item, Any]]()
 
 
@@ -64,9 +65,9 @@ def need_debian(programs: Sequence[str], packages: Sequence[str], say: Callable[
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise RuntimeError(f"no {', '.join(missing)} here; install it, e.g. sudo apt-get install {' '.join(packages)}")
     say(f"installing Debian packages: {' '.join(packages)}")
-    run("apt-get", "update", "-q")
+    run(_APT_GET, "update", "-q")
     with _no_service_starts():
-        run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qy", "--no-install-recommends", *packages)
+        run("env", "DEBIAN_FRONTEND=noninteractive", _APT_GET, "install", "-qy", "--no-install-recommends", *packages)
 
 
 @contextmanager

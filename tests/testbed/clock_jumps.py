@@ -32,9 +32,10 @@ class Clocks:
     @property
     def environment(self) -> Mapping[str, str]:
         return {
-            "PYTHONPATH": str(_HOOK), "WEFT_TEST_CLOCKS": str(self._folder),
+            "PYTHONPATH": str(_HOOK),
+            "WEFT_TEST_CLOCKS": str(self._folder),
             "WEFT_TEST_CLOCKS_LIBRARY": str(self._library),
-        }  # fmt: skip
+        }
 
     def jump(self, service: str, seconds: int) -> None:
         """Sets the service's clock ``seconds`` ahead of the machine's (negative: behind)."""

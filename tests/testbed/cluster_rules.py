@@ -16,7 +16,7 @@ import pytest
 
 from services.core.domain.errors import InvalidRequest, StaleFence, Unavailable
 from services.core.domain.plan import AttemptPlan
-from services.core.ports.cluster import Cluster
+from services.core.ports.cluster import Cluster, Observation
 from tests.testbed.gangs import await_exit, await_state, learner, start, states, stop, teardown
 from tests.testbed.node import plan
 from tests.waiting import HANG_S, until
@@ -186,6 +186,45 @@ async def test_teardown_removes_earlier_attempts(cluster: Cluster) -> None:
     assert (await cluster.observe(old.job)).attempts == [1, 2]
     await teardown(cluster, replace(old, attempt=2, term=2))
     assert (await cluster.observe(old.job)).attempts == []
+
+
+async def test_cached_observations_and_listings_show_reported_changes_and_own_ones(scene: Scene) -> None:
+    cluster, gang = scene.cluster, plan([f'[ "$WEFT_RANK" = 1 ] || exit 3; {FOREVER}'] * 2)
+
+    async def cached() -> Observation:
+        return await cluster.observe(gang.job, cached=True)
+
+    async def is_listed() -> bool:
+        return gang.job in await cluster.jobs(cached=True)
+
+    async with aclosing(cluster.watch()) as changes:  # type: ignore[type-var]
+        assert await anext(changes) == ""
+        assert (await cached()).attempts == []
+        await cluster.do("reserve", gang)
+        assert (await cached()).attempts == [1]
+        await until(is_listed)
+        await start(cluster, gang)
+        await until(is_listed)
+        await scene.one_ends(gang)
+
+        async def shows_the_end() -> bool:
+            return {learner.state for learner in (await cached()).learners} == {"exited", "running"}
+
+        await until(shows_the_end)
+        assert await cached() == await cluster.observe(gang.job)
+        await stop(cluster, gang)
+
+        async def shows_the_stop() -> bool:
+            return {learner.state for learner in (await cached()).learners} == {"exited"}
+
+        await until(shows_the_stop)
+        await teardown(cluster, gang)
+        assert (await cached()).attempts == []
+
+        async def is_not_listed() -> bool:
+            return not await is_listed()
+
+        await until(is_not_listed)
 
 
 async def test_watchers_get_an_empty_id_first_and_then_changed_jobs(cluster: Cluster) -> None:

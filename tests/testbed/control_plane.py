@@ -156,10 +156,15 @@ class ControlPlane:
         """Starts a guardian service. A second one of the same ``place`` is the restarted first one."""
         wire, chosen = wire or Tripwire(), GuardianSettings(home=self.home / place, **{**self.guardian, **settings})
         ports = GuardianPorts(
-            jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
-            cluster=wire.wrap(self.cluster, "cluster"), hints=wire.wrap(self.hints, "hints"), clock=self.clock,
-            summaries=wire.wrap(self.summaries, "summaries"), mint=SIGNER.mint, sizes=SIZES,
-        )  # fmt: skip
+            jobs=wire.wrap(self.jobs, "jobs"),
+            status=wire.wrap(self.status, "status"),
+            cluster=wire.wrap(self.cluster, "cluster"),
+            hints=wire.wrap(self.hints, "hints"),
+            clock=self.clock,
+            summaries=wire.wrap(self.summaries, "summaries"),
+            mint=SIGNER.mint,
+            sizes=SIZES,
+        )
         membership = Membership("guardian", ports.status, self.clock, chosen)
         quarantine = Quarantine(self.clock.now_ms, CollectorRegistry())
         pool = Pool(ports, chosen, membership, GuardianInstrumentation(CollectorRegistry()), quarantine)
@@ -181,9 +186,12 @@ class ControlPlane:
         """``launcher``: starts a Guardian for each job; None: start a pool."""
         wire, chosen = wire or Tripwire(), LcmSettings(home=self.home / place, **{**self.lcm, **settings})
         ports = LcmPorts(
-            jobs=wire.wrap(self.jobs, "jobs"), status=wire.wrap(self.status, "status"),
-            cluster=wire.wrap(self.cluster, "cluster"), hints=wire.wrap(self.hints, "hints"), clock=self.clock,
-        )  # fmt: skip
+            jobs=wire.wrap(self.jobs, "jobs"),
+            status=wire.wrap(self.status, "status"),
+            cluster=wire.wrap(self.cluster, "cluster"),
+            hints=wire.wrap(self.hints, "hints"),
+            clock=self.clock,
+        )
         membership = Membership("lcm", ports.status, self.clock, chosen)
         instrumentation, quarantine = (
             LcmInstrumentation(CollectorRegistry()),

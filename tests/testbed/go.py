@@ -77,8 +77,13 @@ def _build(name: str, folder: Path, target: Path, say: Say) -> None:
     # The names of the packages, as they are compiled, show how far it has got.
     with subprocess.Popen(
         [go, "build", "-v", *flags, "-o", target, main],
-        cwd=source, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-    ) as process:  # fmt: skip
+        cwd=source,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as process:
         output = _follow(process, name, say)
     if process.returncode:
         raise RuntimeError(f"go build of {name} failed:\n{output[-4000:]}")

@@ -145,10 +145,7 @@ class _Helper:
     def __init__(self, learner: MemoryLearner, fate: Fate, metrics: Metrics, helpers: Helpers) -> None:
         self._learner, self._fate, self._metrics, self._helpers = learner, fate, metrics, helpers
         learner.on_term = fate.on_term
-        self._status = LearnerStatus(
-            name=learner.name, role=learner.plan.role, rank=learner.plan.rank, attempt=learner.attempt, seq=0,
-            phase=Phase.WAITING, run=learner.plan.run,
-        )  # fmt: skip
+        self._status = learner.first_status
 
     async def run(self) -> None:
         repeating = asyncio.create_task(self._repeat())
@@ -214,9 +211,11 @@ class _Helper:
     async def _report(self, phase: Phase) -> None:
         """Reports a phase, and repeats it until it was received."""
         self._status = replace(
-            self._status, phase=phase, seq=self._status.seq + 1,
+            self._status,
+            phase=phase,
+            seq=self._status.seq + 1,
             times={**self._status.times, phase.value: self._helpers.now_ms()},
-        )  # fmt: skip
+        )
         while not await self._send():  # noqa: ASYNC110 - the metrics service gives no event
             await asyncio.sleep(_RETRY_S)
 

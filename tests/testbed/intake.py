@@ -49,6 +49,8 @@ class Intake(IntakeServicer):
         self.urls: ObjectUrls | None = None
         self.signed: list[ObjectRequest] = []
         self.on_sign: Callable[[ObjectRequest], None] = lambda _: None
+        self.sign_data: Callable[[str, str, str], str] = lambda mount, key, after: ""
+        """(mount, key, after) -> the URL of an input's object, or of a page of its list."""
         self.stop_mark: pb.Stop | None = None
         self.controls = True
         """Off: only heartbeats tell the learner what to do."""
@@ -189,6 +191,12 @@ class Intake(IntakeServicer):
         assert self.objects is not None
         check(identity, ObjectRequest(verb, key))
         return self.objects
+
+    async def SignData(  # noqa: N802
+        self, request: pb.SignDataRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SignDataReply:
+        assert caller() is not None
+        return pb.SignDataReply(url=self.sign_data(request.mount, request.key, request.after))
 
     async def Sign(self, request: pb.SignRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.SignReply:  # noqa: N802
         identity = caller()

@@ -37,9 +37,16 @@ async def running_lcm(
     membership = Membership("lcm", status, clock, settings)
     await membership.start()
     dispatcher = Dispatcher(
-        jobs, status, cluster, Direct(), clock, settings, membership, Instrumentation(registry),
+        jobs,
+        status,
+        cluster,
+        Direct(),
+        clock,
+        settings,
+        membership,
+        Instrumentation(registry),
         Quarantine(clock.now_ms, registry),
-    )  # fmt: skip
+    )
 
     def register(server: grpc.aio.Server) -> None:
         control_pb2_grpc.add_ControlServicer_to_server(Control(dispatcher), server)

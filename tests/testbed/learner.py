@@ -19,13 +19,15 @@ from typing import Any
 
 from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.checkpoint import INDEX, SnapshotRecord, dump_index, parse_index, parse_manifest
-from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.learner import LearnerStatus
 from services.core.domain.tokens import LearnerIdentity
 from services.core.runtime.home import Home
 from services.core.strategies.registry import with_variables
 from services.node import reservation
 from services.node.learner import JobFolder
+from tests.documents import a_learner, a_plan
 from tests.testbed.identities import SIGNER
+from tests.testbed.intake import Intake
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -67,14 +69,8 @@ class Learner:
         """The folders, as the agent makes them."""
         attempt = int(changes.get("attempt", 1))
         identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
-        learner = LearnerPlan(
-            name="worker-0", role="worker", rank=0, command=command, cpus=1, memory=2**20, gpus=0, node="local",
-            token=SIGNER.mint(identity),
-        )  # fmt: skip
-        plan = AttemptPlan(
-            job=self.job, tenant=TENANT, attempt=1, term=1, learners=(learner,), distribution="none", framework="",
-            code_digest="", inputs=(), grace=1000, store_timeout=30_000, checkpoint_keep=1,
-        )  # fmt: skip
+        learner = a_learner(command=command, memory=2**20, token=SIGNER.mint(identity))
+        plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=30_000)
         plan = with_variables(replace(plan, **changes))
         allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
         documents = reservation.documents(
@@ -112,8 +108,11 @@ class Learner:
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home.root), **self._environment}
         with (self.home.root / "helper.log").open("ab") as log:
             self.helper = subprocess.Popen(
-                [sys.executable, "-m", "services.helper", str(self.folder)], cwd=ROOT, env=environment, stderr=log,
-            )  # fmt: skip
+                [sys.executable, "-m", "services.helper", str(self.folder)],
+                cwd=ROOT,
+                env=environment,
+                stderr=log,
+            )
 
     def kill_helper(self) -> None:
         assert self.helper is not None
@@ -172,3 +171,23 @@ class Learner:
     def remove(self) -> None:
         self.end()
         shutil.rmtree(self.home.root)
+
+
+class ReportingLearner(Learner):
+    """With a test server that keeps what it receives."""
+
+    def __init__(self, intake: Intake, *, job: str, bucket: Path | None = None) -> None:
+        super().__init__(job=job, metrics=intake.address, bucket=bucket)
+        self.intake = intake
+
+    async def ended(self) -> LearnerStatus:
+        """The helper's last report, once it has ended with code 0."""
+        await self.until_stored()
+        assert self.intake.last is not None
+        return self.intake.last
+
+    async def ran(self, command: str, **changes: Any) -> LearnerStatus:
+        """Makes the folders, starts the learner and waits for its end."""
+        self.reserve(command, **changes)
+        self.start()
+        return await self.ended()

@@ -49,8 +49,11 @@ class Mongo:
         with (self._folder / "mongo.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [*_JAVA, "-cp", self._classpath, "Main", str(self._folder / "mongo.db"), str(self.port), self._fault],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self._process.stdout is not None
         ready_line = self._process.stdout.readline()
         assert ready_line.startswith("ready "), (self._folder / "mongo.log").read_text()

@@ -13,9 +13,29 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _JUNK: Final[tuple[Any, ...]] = (
-    None, True, "", "x", "\x00\ud800", "é" * 2000, -1, 0, 2**63, 10**40, -(10**40), 1e308, float("nan"), float("inf"),
-    [], {}, [[]], {"": None}, ["a", 1, {}], {"state": {"status": "QUEUED"}}, "BANANA", "RESUMED",
-)  # fmt: skip
+    None,
+    True,
+    "",
+    "x",
+    "\x00\ud800",
+    "é" * 2000,
+    -1,
+    0,
+    2**63,
+    10**40,
+    -(10**40),
+    1e308,
+    float("nan"),
+    float("inf"),
+    [],
+    {},
+    [[]],
+    {"": None},
+    ["a", 1, {}],
+    {"state": {"status": "QUEUED"}},
+    "BANANA",
+    "RESUMED",
+)
 
 
 class Mutator:
@@ -54,14 +74,16 @@ class Mutator:
         """Returns a line that a learner may print: any bytes except a newline."""
         self.counts["log line"] += 1
         report = {"time_ms": self._junk_value(), "step": self._junk_value(), "values": {"loss": self._junk_value()}}
-        made = self.random.choice((
-            self.random.randbytes(self.random.randrange(1, 200)),
-            b"\x1b]0;owned\x07\x1b[2J" + b"\x00" * 5,
-            b'{"step": 1e999, "loss": NaN, "' + self.random.randbytes(5),
-            json.dumps(report).encode(),
-            b"x" * 70_000,
-            "\u202e\ufeff\U000e0001 {}[]<script>".encode(),
-        ))  # fmt: skip
+        made = self.random.choice(
+            (
+                self.random.randbytes(self.random.randrange(1, 200)),
+                b"\x1b]0;owned\x07\x1b[2J" + b"\x00" * 5,
+                b'{"step": 1e999, "loss": NaN, "' + self.random.randbytes(5),
+                json.dumps(report).encode(),
+                b"x" * 70_000,
+                "\u202e\ufeff\U000e0001 {}[]<script>".encode(),
+            )
+        )
         return made.replace(b"\n", b" ")
 
     def _junk_value(self) -> Any:

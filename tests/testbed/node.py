@@ -21,13 +21,14 @@ from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.bootstrap.wiring import identity
 from services.core.domain.ids import RANDOM_BITS, make_id
-from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.plan import AttemptPlan
 from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
 from services.core.strategies.registry import with_variables
 from services.node.cgroups import Groups
 from services.node.files import remove_tree
 from services.node.isolation import ISOLATION_FILE
+from tests.documents import a_learner, a_plan
 from tests.testbed.gangs import await_exit, start, teardown
 from tests.testbed.server import free_address, own_numbers
 from tests.testbed.signals import kill_all
@@ -42,24 +43,36 @@ def job_id() -> str:
 
 
 def plan(
-    commands: Sequence[str], *, job: str = "", attempt: int = 1, term: int = 1, distribution: str = "none",
-    gpus: float = 0, env: Mapping[str, str] | None = None, memory: int = 2**28, tenant: str = "t",
-) -> AttemptPlan:  # fmt: skip
+    commands: Sequence[str],
+    *,
+    job: str = "",
+    attempt: int = 1,
+    term: int = 1,
+    distribution: str = "none",
+    gpus: float = 0,
+    env: Mapping[str, str] | None = None,
+    memory: int = 2**28,
+    tenant: str = "t",
+) -> AttemptPlan:
     """One learner per command, with the variables that the Guardian renders."""
     learners = tuple(
-        LearnerPlan(
-            name=f"worker-{rank}", role="worker", rank=rank, command=command, cpus=1, memory=memory, gpus=gpus,
-            node="local", token=f"secret-of-{rank}", env=dict(env or {}),
+        a_learner(
+            f"worker-{rank}", command=command, memory=memory, gpus=gpus, token=f"secret-of-{rank}", env=dict(env or {})
         )
         for rank, command in enumerate(commands)
-    )  # fmt: skip
+    )
     return with_variables(
-        AttemptPlan(
-            job=job or job_id(), tenant=tenant, attempt=attempt, term=term, learners=learners,
-            distribution=distribution, framework="", code_digest="", inputs=(), grace=1000, store_timeout=1000,
-            checkpoint_keep=1,
+        a_plan(
+            *learners,
+            job=job or job_id(),
+            tenant=tenant,
+            attempt=attempt,
+            term=term,
+            distribution=distribution,
+            grace=1000,
+            store_timeout=1000,
         )
-    )  # fmt: skip
+    )
 
 
 class NodeProcess:
@@ -72,9 +85,13 @@ class NodeProcess:
         helper = [sys.executable, "-I", "-S", str(Path(__file__).with_name("tiny_helper.py"))]
         self._log = root / "node.log"
         self._environment = {
-            "PATH": os.environ["PATH"], "WEFT_HOME": str(self.home.root), "WEFT_NODE_GPUS": "4",
-            "WEFT_NODE_HELPER_COMMAND": shlex.join(helper), **own_numbers(), **environment,
-        }  # fmt: skip
+            "PATH": os.environ["PATH"],
+            "WEFT_HOME": str(self.home.root),
+            "WEFT_NODE_GPUS": "4",
+            "WEFT_NODE_HELPER_COMMAND": shlex.join(helper),
+            **own_numbers(),
+            **environment,
+        }
         names = ("node", "node-ops")
         self.addresses = {name: free_address() for name in names}
         if user is not None:  # services use folders of their own user only
@@ -88,10 +105,16 @@ class NodeProcess:
     def start(self, *, ready: bool = True) -> None:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.node"], cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, user=self._user, group=self._user,
+                [sys.executable, "-m", "services.node"],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=self._user,
+                group=self._user,
                 extra_groups=None if self._user is None else [],
-            )  # fmt: skip
+            )
         if ready:
             options = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 20), *_FAST_RECONNECT)
             with grpc.insecure_channel(self.addresses["node"], options=options) as channel:

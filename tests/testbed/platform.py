@@ -128,11 +128,15 @@ class Platform:
 
     def counter(self, service: str, name: str) -> float:
         """The sum of a Prometheus counter over its labels."""
+        text = self.metrics(service)
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+    def metrics(self, service: str) -> str:
+        """What Prometheus reads of a service."""
         answer = read_operations(
             self.home.address(f"{service}-ops"), "/metrics", timeout_s=HANG_S, headers=self.operator
         )
-        text = answer.body.decode()
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+        return answer.body.decode()
 
 
 def _give_up(error: WeftError) -> None:

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill
+from services.core.domain.plan import ClusterValues, Folder, fill
 from services.core.domain.tokens import LearnerIdentity
 from services.core.formats import stored_plan
 from services.core.runtime import pod_layout as layout
 from services.core.runtime.learner_folder import JOB_FOLDERS, LearnerFolder
 from services.core.strategies.registry import with_variables
+from tests.documents import a_learner, a_plan
 from tests.testbed.identities import SIGNER
 from tests.waiting import until
 
@@ -47,26 +48,23 @@ class Pod:
     def plan(self, command: str, **changes: Any) -> None:
         """Writes what the cluster's adapter puts into the volumes."""
         identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=1, role="worker", rank=0, name=LEARNER)
-        learner = LearnerPlan(
-            name=LEARNER, role="worker", rank=0, command=command, cpus=1, memory=2**20, gpus=0, node="node-1",
-            token=SIGNER.mint(identity),
-        )  # fmt: skip
-        plan = AttemptPlan(
-            job=self.job, tenant=TENANT, attempt=1, term=1, learners=(learner,), distribution="none", framework="",
-            code_digest="", inputs=(), grace=1000, store_timeout=30_000, checkpoint_keep=1,
-        )  # fmt: skip
+        learner = a_learner(LEARNER, command=command, memory=2**20, node="node-1", token=SIGNER.mint(identity))
+        plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=30_000)
         plan = with_variables(replace(plan, **changes))
         (self.root / "plan" / layout.PLAN_FILE).write_text(stored_plan.write(plan))
         (self.root / "token" / layout.TOKEN_FILE).write_text(learner.token)
         job = self.root / "job"
         folders = {folder: str(job / name) for folder, name in JOB_FOLDERS.items()}
         folders |= {Folder.JOB_STATE: str(job), Folder.SDK: str(self.root / "control" / "sdk")}
-        values = ClusterValues(address_of=str, ports={}, interface=None, folders=folders, gpu_count=0)
+        values = ClusterValues(
+            address_of=str, port_of=dict[str, int]().__getitem__, interface=None, folders=folders, gpu_count=0
+        )
         self._variables = {
             **fill({**plan.variables, **plan.learners[0].variables}, values),
-            layout.LEARNER_VARIABLE: LEARNER, layout.COMMAND_VARIABLE: command,
+            layout.LEARNER_VARIABLE: LEARNER,
+            layout.COMMAND_VARIABLE: command,
             layout.STORE_TIMEOUT_VARIABLE: str(plan.store_timeout // 1000),
-        }  # fmt: skip
+        }
 
     def start(self) -> None:
         self.start_helper()
@@ -75,9 +73,12 @@ class Pod:
     def start_entry(self) -> None:
         with (self.root / "log").open("ab") as log:
             self.entry = subprocess.Popen(
-                [*self._shell, str(ENTRY), str(self.root), str(self.root / "message")], stdout=log, stderr=log,
-                env={"PATH": os.environ["PATH"], **self._variables}, start_new_session=True,
-            )  # fmt: skip
+                [*self._shell, str(ENTRY), str(self.root), str(self.root / "message")],
+                stdout=log,
+                stderr=log,
+                env={"PATH": os.environ["PATH"], **self._variables},
+                start_new_session=True,
+            )
 
     def start_helper(self) -> None:
         env = {"PATH": os.environ["PATH"], "HOME": str(self.root), layout.LEARNER_VARIABLE: LEARNER}

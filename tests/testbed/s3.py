@@ -42,9 +42,18 @@ class S3(Server):
             "ROOT_SECRET_KEY": self.credentials.secret_key,
         }
         command: list[str | Path] = [
-            self._binary, "--port", f"127.0.0.1:{self.port}", "--region", REGION, "--health", "/health",
-            "--keep-alive", "--quiet", "posix", self.data,
-        ]  # fmt: skip
+            self._binary,
+            "--port",
+            f"127.0.0.1:{self.port}",
+            "--region",
+            REGION,
+            "--health",
+            "/health",
+            "--keep-alive",
+            "--quiet",
+            "posix",
+            self.data,
+        ]
         if self._volume_mib:
             mount = f'mount -t tmpfs -o size={self._volume_mib}m tmpfs "{self.data}" && mkdir "{self.data}/{BUCKET}"'
             alone = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]

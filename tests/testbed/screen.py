@@ -29,17 +29,28 @@ class Screen:
     """Ends the command at the end of the context, if it has not ended."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, columns: int = 80, rows: int = 24,
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        columns: int = 80,
+        rows: int = 24,
         folder: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``environment``: added to that of the test."""
         self._ours, theirs = pty.openpty()
         self.resize(columns, rows)
         inherited = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True, cwd=folder, start_new_session=True,
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            close_fds=True,
+            cwd=folder,
+            start_new_session=True,
             env={**inherited, "TERM": "xterm-256color", **environment},
-        )  # fmt: skip
+        )
         os.close(theirs)
         self._drawn = bytearray()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -38,8 +38,11 @@ class Second:
         """``through``: maps the address of another service to the one that this process uses."""
         self._service, self._view = service, view
         self._environment = {
-            **os.environ, **environment, **tls_variables(home, service), "WEFT_HOME": str(view),
-        }  # fmt: skip
+            **os.environ,
+            **environment,
+            **tls_variables(home, service),
+            "WEFT_HOME": str(view),
+        }
         self._process: subprocess.Popen[bytes] | None = None
         (view / "run").mkdir(parents=True)
         for entry in home.root.iterdir():
@@ -69,9 +72,14 @@ class Second:
         if self.process is None:
             with (self._view / "log").open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", f"services.{self._service}"], env=self._environment, cwd="/",
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                )  # fmt: skip
+                    [sys.executable, "-m", f"services.{self._service}"],
+                    env=self._environment,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
 
     def stop(self, *, within_s: float = 15) -> None:
         """SIGTERM, and SIGKILL after ``within_s``."""

@@ -64,6 +64,7 @@ class Rpc:
         self.jobs: Any = jobs_pb2_grpc.JobsStub(self.channel)
         self.platform: Any = platform_pb2_grpc.PlatformStub(self.channel)
         self.keys: Any = platform_pb2_grpc.KeysStub(self.channel)
+        self.secrets: Any = platform_pb2_grpc.SecretsStub(self.channel)
 
     def under(self, key: str) -> tuple[tuple[str, str], ...]:
         """Metadata with an idempotency key."""

@@ -56,10 +56,13 @@ WAYS: Final = (
     Way("A package has another version than the code was written for", "from json import fast_loads\n"),
     Way("An exception in the code", "def mean(values):\n    return sum(values) / len(values)\n\nprint(mean([]))\n"),
     Way("An error of syntax", "for step in range(10)\n    print(step)\n"),
-    Way("The loss is NaN", (
-        "import math\nimport weft\n\nloss = math.nan\nweft.report(step=1, loss=loss)\n"
-        "if math.isnan(loss):\n    raise FloatingPointError('loss is NaN at step 1')\n"
-    )),
+    Way(
+        "The loss is NaN",
+        (
+            "import math\nimport weft\n\nloss = math.nan\nweft.report(step=1, loss=loss)\n"
+            "if math.isnan(loss):\n    raise FloatingPointError('loss is NaN at step 1')\n"
+        ),
+    ),
     Way("The program ends with an exit code", "import sys\nsys.exit(3)\n"),
     Way("A native library crashes (SIGSEGV)", "import ctypes\nctypes.string_at(0)\n"),
     Way("Something outside kills the process (SIGKILL)", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"),
@@ -67,30 +70,46 @@ WAYS: Final = (
     Way("Python finds no memory", "data = bytearray(2**60)\n"),
     Way("A file is missing", "open('data/train.csv')\n"),
     Way("The disk is full", "with open('/dev/full', 'w') as file:\n    file.write('weights')\n"),
-    Way("A port is in use", (
-        "import socket\n\nfirst = socket.create_server(('127.0.0.1', 0))\nsocket.create_server(first.getsockname())\n"
-    )),
-    Way("Nothing listens at an address", (
-        "import socket\n\nlistener = socket.socket()\nlistener.bind(('127.0.0.1', 0))\n"
-        "socket.create_connection(listener.getsockname())\n"
-    )),
+    Way(
+        "A port is in use",
+        "import socket\n\nfirst = socket.create_server(('127.0.0.1', 0))\nsocket.create_server(first.getsockname())\n",
+    ),
+    Way(
+        "Nothing listens at an address",
+        (
+            "import socket\n\nlistener = socket.socket()\nlistener.bind(('127.0.0.1', 0))\n"
+            "socket.create_connection(listener.getsockname())\n"
+        ),
+    ),
     Way("The program of the command does not exist", command="transcode --fast"),
     Way("The program of the command may not be run", "print('hello')\n", "./train.py"),
     Way("The file of the command was not sent", "print('hello')\n", "python3 main.py"),
-    Way("requirements.txt wants another version than the framework has", "import numpy\n",
-        requirements="numpy==1.26.4\n", spec={"framework": "numpy"}),
+    Way(
+        "requirements.txt wants another version than the framework has",
+        "import numpy\n",
+        requirements="numpy==1.26.4\n",
+        spec={"framework": "numpy"},
+    ),
     Way("requirements.txt cannot be read", "print('hello')\n", requirements="rich\ngit+https://example.org/x\n"),
-    Way("The data is where the operator allows none", "print('hello')\n", spec={
-        "data_stores": [{"id": "d", "type": "local", "path": "/srv/missing"}], "inputs": [{"store": "d", "mount": "d"}],
-    }),
-    Way("One learner of a gang fails, and its retries are used up", (
-        "import os, time\n\nif os.environ['WEFT_RANK'] == '1':\n    raise ValueError('bad shard')\ntime.sleep(600)\n"
-    ), spec={"learners": 2, "retries": {"max": 1, "backoff": "10ms"}}),
+    Way(
+        "The data is where the operator allows none",
+        "print('hello')\n",
+        spec={
+            "data_stores": [{"id": "d", "type": "local", "path": "/srv/missing"}],
+            "inputs": [{"store": "d", "mount": "d"}],
+        },
+    ),
+    Way(
+        "One learner of a gang fails, and its retries are used up",
+        ("import os, time\n\nif os.environ['WEFT_RANK'] == '1':\n    raise ValueError('bad shard')\ntime.sleep(600)\n"),
+        spec={"learners": 2, "retries": {"max": 1, "backoff": "10ms"}},
+    ),
     Way("max_runtime is over", "import time\ntime.sleep(600)\n", spec={"max_runtime": "1s"}),
-    Way("The cluster is too small", "print('hello')\n", spec={"resources": {"cpus": 64}},
-        waits_for="TooLargeForCluster"),
+    Way(
+        "The cluster is too small", "print('hello')\n", spec={"resources": {"cpus": 64}}, waits_for="TooLargeForCluster"
+    ),
     Way("Its owner kills it", "import time\ntime.sleep(600)\n", killed=True),
-)  # fmt: skip
+)
 
 _VOLATILE: Final = (
     (re.compile(r"\bj[0-9a-z]{22}\b"), "JOB"),

@@ -26,6 +26,7 @@ LONGEST: Final[Sequence[str]] = (
     "tests/compose",
     "tests/browser",
     "tests/integration/test_digits.py",
+    "tests/integration/test_static_checks.py",
     "tests/integration/test_up.py",
     "platform every-hint-dropped",
     "platform servers",

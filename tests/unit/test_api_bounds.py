@@ -57,7 +57,7 @@ def test_every_list_of_a_request_has_a_bound() -> None:
     assert len(kinds) > 10
     assert {kind.__name__: lists for kind in kinds if (lists := unbounded_lists(kind.model_json_schema()))} == {}
     unbounded = {kind.__name__ for kind in kinds if not kind.model_config.get("str_max_length")}
-    assert unbounded == {"CloneParams"}  # its body is bounded, and so are its paths
+    assert unbounded == {"CloneParams", "SecretParams"}  # bodies are bounded, so are paths of a clone, and secrets
 
 
 @pytest.mark.parametrize("field", ["by", "but", "context"])

@@ -35,14 +35,15 @@ def run(folder: Path, code: str) -> list[str]:
         ("raise OSError(28, 'No space left on device')\n", "a disk was full", "write less"),
         (
             "import socket\ns = socket.create_server(('127.0.0.1', 0))\nsocket.create_server(s.getsockname())\n",
-            "a port that the code listens on is in use", "$MASTER_PORT",
+            "a port that the code listens on is in use",
+            "$MASTER_PORT",
         ),
         ("def f():\n    return 1 / 0\nf()\n", "ZeroDivisionError: division by zero (train.py, line 2)", ""),
         ("import json\njson.loads('{')\n", "JSONDecodeError: Expecting property name", ""),
         ("x = (\n", "SyntaxError", ""),
         ("try:\n    int('x')\nexcept ValueError:\n    [][1]\n", "IndexError: list index out of range", ""),
     ],
-)  # fmt: skip
+)
 def test_cause_names_the_exception_and_the_line_of_the_users_code(
     tmp_path: Path, code: str, says: str, advice: str
 ) -> None:

@@ -104,12 +104,15 @@ async def test_files_are_listed_by_their_own_names_in_pages(stored: Stored, limi
     await stored.put("attempts/1/logs/learner-1/training-log.txt", b"")
     await stored.put("attempts/2/results/worker-0/m", b"")
     assert await stored.paths(limit=limit) == [
-        "attempts/1/checkpoints/worker-0/s/1", "attempts/1/checkpoints/worker-0/s/2",
+        "attempts/1/checkpoints/worker-0/s/1",
+        "attempts/1/checkpoints/worker-0/s/2",
         "attempts/1/checkpoints/worker-0/~",
-        "attempts/1/checkpoints/worker-1.manifest.json", "attempts/1/checkpoints/worker-1/w",
-        "attempts/1/logs/learner-1/training-log.txt", "attempts/2/checkpoints/worker-1/s/1",
+        "attempts/1/checkpoints/worker-1.manifest.json",
+        "attempts/1/checkpoints/worker-1/w",
+        "attempts/1/logs/learner-1/training-log.txt",
+        "attempts/2/checkpoints/worker-1/s/1",
         "attempts/2/results/worker-0/m",
-    ]  # fmt: skip
+    ]
 
 
 async def test_prefix_may_be_a_folder_of_a_checkpoint(stored: Stored) -> None:

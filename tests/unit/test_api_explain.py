@@ -19,10 +19,19 @@ NOW = 1_800_000_000_000
 def job(status: Status, *, learners: int = 1, number: int = 1, **more: Any) -> Job:
     state = State(status=status, since=NOW - 65_000, **{k: more.pop(k) for k in ("reason", "message") if k in more})
     made = Job(
-        id=ID, tenant="t", user="u", spec={"name": "x", "command": "true", "learners": learners}, code_digest="",
-        idem=ID, idem_digest="", state=state, created=NOW - 90_000, updated=NOW, observed_generation=1,
+        id=ID,
+        tenant="t",
+        user="u",
+        spec={"name": "x", "command": "true", "learners": learners},
+        code_digest="",
+        idem=ID,
+        idem_digest="",
+        state=state,
+        created=NOW - 90_000,
+        updated=NOW,
+        observed_generation=1,
         attempt=Attempt(number=number, started=NOW - 80_000),
-    )  # fmt: skip
+    )
     return replace(made, **more)
 
 
@@ -46,8 +55,9 @@ def test_explanation_of_a_failed_job_names_the_command_for_the_learners_last_lin
     verdict = Verdict(to=Status.FAILED, reason="ExitCode", message="m", time=NOW, learner="worker-2", exit_code=2)
     failed = job(Status.FAILED, learners=learners, reason="ExitCode", message="it ended", verdict=verdict, released=NOW)
     assert explained(failed) == (
-        "is FAILED after 15 s: it ended", [f"`weft logs {ID}{which} --tail 50` shows its last lines"],
-    )  # fmt: skip
+        "is FAILED after 15 s: it ended",
+        [f"`weft logs {ID}{which} --tail 50` shows its last lines"],
+    )
 
 
 @pytest.mark.parametrize(("actor", "name"), [("user:eve", "eve"), ("", "its owner")])

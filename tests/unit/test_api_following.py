@@ -29,6 +29,7 @@ from tests.documents import NOW, a_job
 from tests.testbed.identities import credential
 from tests.testbed.memory import MemoryJobStore
 from tests.testbed.server import socket_folder
+from tests.testbed.set_clock import SetClock
 from tests.waiting import until
 
 
@@ -68,20 +69,11 @@ def searches() -> SearchBudget:
     return SearchBudget(LoopClock(), window_s=30, share=0.25, at_a_time=2)
 
 
-class LoopClock:
-    """The time of the event loop. Only ``boottime`` is used."""
+class LoopClock(SetClock):
+    """The time of the event loop."""
 
     def boottime(self) -> float:
         return asyncio.get_running_loop().time()
-
-    def now_ms(self) -> int:
-        raise AssertionError
-
-    def random_bits(self, count: int) -> int:
-        raise AssertionError(count)
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError(seconds)
 
 
 class CountedStore(MemoryJobStore):

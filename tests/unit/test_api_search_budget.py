@@ -8,25 +8,7 @@ import pytest
 
 from services.api.search_budget import SearchBudget
 from services.core.domain.errors import ResourceExhausted
-
-
-class SetClock:
-    """Only ``boottime`` is used."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
-
-    def now_ms(self) -> int:
-        raise AssertionError
-
-    def random_bits(self, count: int) -> int:
-        raise AssertionError(count)
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError(seconds)
+from tests.testbed.set_clock import SetClock
 
 
 @pytest.fixture

@@ -57,9 +57,15 @@ class Api:
         quarantine = Quarantine(clock.now_ms, CollectorRegistry())
         self.keys = Keys(records, pepper=b"p", clock=clock, quarantine=quarantine, cache_s=cache_s, most_of_user=100)
         self.sessions = Sessions(
-            records, self.keys, pepper=b"p", clock=clock, quarantine=quarantine, cache_s=cache_s,
-            idle_ms=8 * HOUR_MS, most_ms=20 * HOUR_MS,
-        )  # fmt: skip
+            records,
+            self.keys,
+            pepper=b"p",
+            clock=clock,
+            quarantine=quarantine,
+            cache_s=cache_s,
+            idle_ms=8 * HOUR_MS,
+            most_ms=20 * HOUR_MS,
+        )
 
     async def key(self, name: str = "") -> tuple[str, Principal]:
         made = await self.keys.create(ADMIN, name=name, user="ada", tenant="acme")
@@ -140,8 +146,10 @@ async def test_an_ended_session_stops_working_at_another_api_within_the_cache_ti
 
 async def test_only_its_user_and_admins_end_a_session(api: Api) -> None:
     signed_in, cookie = await api.sessions.sign_in(key=(await api.key())[0])
-    for stranger in (Principal(key_id="", user="ada", tenant="other", scope="user"),
-                     Principal(key_id="", user="bob", tenant="acme", scope="user")):  # fmt: skip
+    for stranger in (
+        Principal(key_id="", user="ada", tenant="other", scope="user"),
+        Principal(key_id="", user="bob", tenant="acme", scope="user"),
+    ):
         with pytest.raises(NotFound):
             await api.sessions.end(stranger, signed_in.session.id)
         assert await api.sessions.visible(stranger) == []

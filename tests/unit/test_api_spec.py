@@ -1,7 +1,5 @@
 """Any document that is sent as a spec becomes a job spec or an InvalidSpec error."""
 
-# ruff: noqa: E501 - lists of words read better in long lines
-
 import io
 import json
 import zipfile
@@ -20,10 +18,33 @@ from services.core.frameworks.images import LibraryImages
 
 WORDS = some.sampled_from(
     [
-        "", "x", "jax", "jax:0.10", "1h", "16GB", "-1", "9" * 400 + "h", "9" * 400 + "GB", "worker", "..", "/abs", "\ud800",
-        "\x00", "none", "local", "http", "exit:3", "infrastructure", "cpu", "v100x2", "true", "../x", "http://x/y", "ñ" * 70,
+        "",
+        "x",
+        "jax",
+        "jax:0.10",
+        "1h",
+        "16GB",
+        "-1",
+        "9" * 400 + "h",
+        "9" * 400 + "GB",
+        "worker",
+        "..",
+        "/abs",
+        "\ud800",
+        "\x00",
+        "none",
+        "local",
+        "http",
+        "exit:3",
+        "infrastructure",
+        "cpu",
+        "v100x2",
+        "true",
+        "../x",
+        "http://x/y",
+        "ñ" * 70,
     ]
-)  # fmt: skip
+)
 SCALARS = (
     some.none()
     | some.booleans()
@@ -35,10 +56,34 @@ SCALARS = (
 )
 FIELDS = some.sampled_from(
     [
-        *JobSpec.model_fields, "learners", "count", "min", "cpus", "gpus", "memory", "version", "id", "type", "path", "url",
-        "store", "mount", "max", "backoff", "on", "keep", "size", "decides", "on_failure", "worker", "ps", "A", "PATH", "nmae",
+        *JobSpec.model_fields,
+        "learners",
+        "count",
+        "min",
+        "cpus",
+        "gpus",
+        "memory",
+        "version",
+        "id",
+        "type",
+        "path",
+        "url",
+        "store",
+        "mount",
+        "max",
+        "backoff",
+        "on",
+        "keep",
+        "size",
+        "decides",
+        "on_failure",
+        "worker",
+        "ps",
+        "A",
+        "PATH",
+        "nmae",
     ]
-)  # fmt: skip
+)
 VALUES = some.recursive(
     SCALARS,
     lambda inner: some.lists(inner, max_size=4) | some.dictionaries(FIELDS | WORDS, inner, max_size=4),

@@ -11,22 +11,33 @@ from services.api.spec_fields import differences, fields_of, shown, with_fields
 from services.core.domain.errors import InvalidRequest
 
 SPEC: dict[str, Any] = {
-    "name": "digits", "env": {"LR": "0.1", "SEED": "1"}, "roles": {"worker": {"count": 2}}, "tags": ["a"],
+    "name": "digits",
+    "env": {"LR": "0.1", "SEED": "1"},
+    "roles": {"worker": {"count": 2}},
+    "tags": ["a"],
     "outputs": {},
-}  # fmt: skip
+}
 
 
 def test_fields_are_the_leaves_of_the_spec() -> None:
     assert fields_of(SPEC) == {
-        "env.LR": "0.1", "env.SEED": "1", "name": "digits", "outputs": {}, "roles.worker.count": 2, "tags": ["a"],
-    }  # fmt: skip
+        "env.LR": "0.1",
+        "env.SEED": "1",
+        "name": "digits",
+        "outputs": {},
+        "roles.worker.count": 2,
+        "tags": ["a"],
+    }
 
 
 def test_differences_name_changed_missing_and_new_fields() -> None:
     other = {**SPEC, "env": {"LR": "0.2", "X": "1"}, "tags": ["a", "b"]}
     assert differences(SPEC, other) == [
-        ("env.LR", "0.1", "0.2"), ("env.SEED", "1", None), ("env.X", None, "1"), ("tags", ["a"], ["a", "b"]),
-    ]  # fmt: skip
+        ("env.LR", "0.1", "0.2"),
+        ("env.SEED", "1", None),
+        ("env.X", None, "1"),
+        ("tags", ["a"], ["a", "b"]),
+    ]
     assert differences(SPEC, dict(SPEC)) == []
 
 
@@ -47,10 +58,12 @@ def test_a_path_below_a_text_is_refused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"a" + ".a" * 5_000: 1}, {"." * 5_000: 1}, {"." * 32: None},
+        {"a" + ".a" * 5_000: 1},
+        {"." * 5_000: 1},
+        {"." * 32: None},
         {"roles": {"." * 5_000: {}}, "learners": 2},  # the count of a role of this name
     ],
-)  # fmt: skip
+)
 def test_a_clone_with_a_path_of_thousands_of_dots_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="the path of a field has at most 32 parts") as refused:
         json.dumps(with_fields(SPEC, changes))

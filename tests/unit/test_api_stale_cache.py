@@ -15,26 +15,9 @@ from services.core.domain.job import Job, admitted
 from services.core.domain.status import Desired, Status
 from services.core.ports.job_store import JobQuery
 from tests.documents import NOW, a_job, at_status
+from tests.testbed.set_clock import SetClock
 
 BOUND = 2**20
-
-
-class SetClock:
-    """Only ``boottime`` is used."""
-
-    now = 1000.0
-
-    def boottime(self) -> float:
-        return self.now
-
-    def now_ms(self) -> int:
-        raise AssertionError
-
-    def random_bits(self, count: int) -> int:
-        raise AssertionError(count)
-
-    async def sleep(self, seconds: float) -> None:
-        raise AssertionError(seconds)
 
 
 def large(variables: int) -> Job:

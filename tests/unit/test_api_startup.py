@@ -12,9 +12,17 @@ from services.core.domain.startup import Span
 from services.core.domain.status import Status
 
 QUEUED = Job(
-    id="j1", tenant="t", user="u", spec={}, code_digest="", idem="", idem_digest="", created=1_000, updated=1_000,
+    id="j1",
+    tenant="t",
+    user="u",
+    spec={},
+    code_digest="",
+    idem="",
+    idem_digest="",
+    created=1_000,
+    updated=1_000,
     state=State(status=Status.QUEUED, since=1_000),
-)  # fmt: skip
+)
 ADMITTED = replace(
     QUEUED, state=State(status=Status.PENDING, since=3_000), attempt=Attempt(number=1, queued=1_000, admitted=3_000)
 )

@@ -122,7 +122,8 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "fewer entries declared": (lambda: patched(zipped(("a", b""), ("b", b"")), END, 8, "<H", 1), "several parts"),
     "large": (lambda: zipped(("a", random.Random(1).randbytes(2**20 + 1))), "more than 1 MiB"),
     "large in sum": (
-        lambda: zipped(*((f"f{n}", random.Random(n).randbytes(2**18)) for n in range(5))), "more than 1 MiB",
+        lambda: zipped(*((f"f{n}", random.Random(n).randbytes(2**18)) for n in range(5))),
+        "more than 1 MiB",
     ),
     "bomb": (lambda: zipped(("zeros", bytes(2**19))), "zip bombs"),
     "bomb that declares a small size": (declared_too_small, "damaged"),
@@ -139,9 +140,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "64-bit marks without a record": (lambda: patched(PLAIN, END, 16, "<L", 0xFFFFFFFF), "damaged"),
     "64-bit size without a field": (lambda: patched(PLAIN, ENTRY, 24, "<L", 0xFFFFFFFF), "size is missing"),
     "name that is not UTF-8 as declared": (
-        lambda: patched(zipped(("aé.py", b"")).replace("é".encode(), b"\xff\xfe"), ENTRY, 8, "<H", 0x800), "not UTF-8",
+        lambda: patched(zipped(("aé.py", b"")).replace("é".encode(), b"\xff\xfe"), ENTRY, 8, "<H", 0x800),
+        "not UTF-8",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", HOSTILE)

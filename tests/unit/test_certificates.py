@@ -44,8 +44,13 @@ def test_files_are_readable_by_their_owner_only(folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert {path.name for path in folder.iterdir()} == {
-        "authority.pem", "authority.key", "lcm.pem", "lcm.key", "api.pem", "api.key",
-    }  # fmt: skip
+        "authority.pem",
+        "authority.key",
+        "lcm.pem",
+        "lcm.key",
+        "api.pem",
+        "api.key",
+    }
 
 
 def test_a_second_start_changes_nothing(folder: Path) -> None:
@@ -150,10 +155,13 @@ def test_etcd_demands_certificates_of_clients_and_members(folder: Path) -> None:
 
     command = etcd_command(Path("etcd"), (3, 5, 1), Path("d"), client=at(1), peer=at(2), token="t")
     for option in (
-        "--listen-client-urls=https://127.0.0.1:1", "--listen-peer-urls=https://127.0.0.1:2",
-        "--client-cert-auth=true", "--peer-client-cert-auth=true",
-        f"--trusted-ca-file={folder}/authority.pem", f"--peer-trusted-ca-file={folder}/authority.pem",
-    ):  # fmt: skip
+        "--listen-client-urls=https://127.0.0.1:1",
+        "--listen-peer-urls=https://127.0.0.1:2",
+        "--client-cert-auth=true",
+        "--peer-client-cert-auth=true",
+        f"--trusted-ca-file={folder}/authority.pem",
+        f"--peer-trusted-ca-file={folder}/authority.pem",
+    ):
         assert option in command
 
 

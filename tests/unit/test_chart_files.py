@@ -7,7 +7,12 @@ from services.core.adapters.kubernetes.manifests import Right, rights
 
 
 def test_the_chart_has_the_files_of_weft_manifests() -> None:
-    assert {path.name for path in SOURCES} == {"rights.yaml", "policies.yaml", "grafana.json"}
+    assert {path.name for path in SOURCES} == {
+        "rights.yaml",
+        "policies.yaml",
+        "guardian_jobs.yaml",
+        "grafana.json",
+    }
     for source in SOURCES:
         assert (COPIES / source.name).read_bytes() == source.read_bytes(), "run `make docs`"
 

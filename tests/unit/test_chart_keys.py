@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from services.core.adapters.encrypted import MasterKeyFile
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import Conflict, WeftError
 from services.core.domain.service_access import SERVICES
 from services.core.runtime.home import Home
-from services.local.cluster_keys import Files, make_all
+from services.local.cluster_keys import Files, make_all, refuse_loss
 from services.local.pod_home import lay_out_service, lay_out_store
 
 HOSTS = {name: f"weft-{name}.system.svc.cluster.local" for name in (*SERVICES, "etcd")}
@@ -36,13 +36,49 @@ def test_a_key_that_was_removed_from_the_installation_is_made_anew(made: tuple[F
     assert changed == {"rabbitmq"}
 
 
+def test_no_new_key_is_made_where_any_part_of_an_installation_is_left(made: tuple[Files, dict[str, Files]]) -> None:
+    refuse_loss("weft", {}, {}, [])
+    with pytest.raises(Conflict, match=r"weft-installation is gone.*: Secret weft-worker\. Nothing was changed.*copy"):
+        refuse_loss("weft", {}, {"worker": made[1]["worker"]}, [])
+    with pytest.raises(Conflict, match=r"PersistentVolumeClaim data-weft-mongodb-0\. Nothing was changed"):
+        refuse_loss("weft", {}, {}, ["data-weft-mongodb-0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [("master-key", "weft-api has it under master-key"), ("mongodb-admin", "weft-mongodb has it under admin-password")],
+)
+def test_a_key_that_opens_data_is_not_made_anew_and_its_copy_is_named(
+    made: tuple[Files, dict[str, Files]], name: str, copy: str
+) -> None:
+    installation = {key: value for key, value in made[0].items() if key != f"secret.{name}"}
+    with pytest.raises(Conflict, match=f"has no secret.{name}, .*Nothing was changed.*{copy}"):
+        refuse_loss("weft", installation, made[1], [])
+    with pytest.raises(Conflict, match=r"Put it back from your copy of weft-installation\.$"):
+        refuse_loss("weft", installation, {}, [])
+
+
+def test_the_last_copy_of_a_master_key_is_not_overwritten_by_an_older_installation(
+    made: tuple[Files, dict[str, Files]],
+) -> None:
+    newer = f"weftmk1_{'ab' * 32}\n".encode()
+    rotated = newer + made[0]["secret.master-key"]
+    with pytest.raises(Conflict, match="weft-api has another master-key than weft-installation"):
+        refuse_loss("weft", made[0], {**made[1], "api": {"master-key": rotated}}, [])
+    refuse_loss("weft", {**made[0], "secret.master-key": rotated}, made[1], [])
+
+
 def test_a_secret_of_a_service_has_its_own_private_keys_only(made: tuple[Files, dict[str, Files]]) -> None:
     private = {name: set(files) - {"ca.crt", "tls.crt", "public-keys.json"} for name, files in made[1].items()}
     common = {"identity", "admin-key", "tls.key"}
     assert {name: private[name] - common for name in SERVICES} == {
-        "api": {"master-key"}, "guardian": {"learner-tokens"}, "lcm": set(), "metrics": set(), "node": set(),
+        "api": {"master-key"},
+        "guardian": {"learner-tokens"},
+        "lcm": set(),
+        "metrics": set(),
+        "node": set(),
         "worker": set(),
-    }  # fmt: skip
+    }
     identities = [made[1][name]["identity"] for name in SERVICES]
     assert len(set(identities)) == len(identities)
 

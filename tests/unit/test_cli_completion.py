@@ -43,7 +43,9 @@ def test_profiles_are_completed() -> None:
     assert completed("show", "--profile", "h") == ["here", "home"]
 
 
-@pytest.mark.parametrize("words", [("show", ""), ("logs", "j"), ("metrics", "a", "-m", ""), ("kill", "a", "b")])
+@pytest.mark.parametrize(
+    "words", [("show", ""), ("logs", "j"), ("metrics", "a", "-m", ""), ("kill", "a", "b"), ("secret", "delete", "")]
+)
 def test_nothing_is_offered_where_no_platform_answers(words: tuple[str, ...]) -> None:
     assert completed(*words) == []
     write_config(Config("gone", {"gone": Profile(url="http://127.0.0.1:9", key="k", name="gone")}))

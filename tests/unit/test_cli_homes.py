@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from weft._cli.call import Call
-from weft._cli.homes import chosen_home, command_for, command_in, profile_name
+from weft._cli.homes import chosen_home, command_for, command_in, elsewhere, profile_name
 from weft._errors import Conflict, InvalidRequest, NotFound
 from weft._profile import Config, Profile, write_config
 
@@ -64,3 +65,17 @@ def test_printed_commands_name_the_platform_that_they_are_for() -> None:
     assert command_in("up", None) == "weft up"
     assert command_for("train", "ada", current=False) == "weft --profile ada train"
     assert command_for("train", "ada", current=True) == "weft train"
+
+
+def test_status_of_an_empty_folder_names_the_platform_that_other_commands_talk_to(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weft list` showed jobs, and `weft status` after it said that nothing runs."""
+    monkeypatch.delenv("WEFT_HOME", raising=False)
+    write_config(replace(config, current="ada"))
+    other = elsewhere("status", None, "/var/lib/weft")
+    assert other == "the current profile 'ada' is the platform in /srv/ada: `weft status --profile ada`"
+    assert elsewhere("status", "/srv/bob", "/srv/bob") == ""
+    assert elsewhere("status", None, "/srv/ada") == ""
+    write_config(config)  # the current one is on another machine
+    assert elsewhere("status", None, "/var/lib/weft") == ""

@@ -89,10 +89,17 @@ SLOW_MODULES = {
 
 
 JOB = {
-    "id": "j01m7z92xb6n2cp2729b7cb", "name": "n", "status": "COMPLETED", "at_rest": True, "attempt": {"number": 1},
-    "created": "2026-11-22T00:00:00.000Z", "finished": "2026-11-22T00:01:00.000Z", "user": "u", "tenant": "t",
+    "id": "j01m7z92xb6n2cp2729b7cb",
+    "name": "n",
+    "status": "COMPLETED",
+    "at_rest": True,
+    "attempt": {"number": 1},
+    "created": "2026-11-22T00:00:00.000Z",
+    "finished": "2026-11-22T00:01:00.000Z",
+    "user": "u",
+    "tenant": "t",
     "startup": [{"step": "queue", "began": "2026-11-22T00:00:00.000Z", "ended": "2026-11-22T00:00:01.000Z"}],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -257,3 +264,12 @@ def test_missing_code_folder_error_names_folder_and_spec(tmp_path: Path, capsys:
 def test_version_of_the_command_line_is_that_of_its_distribution() -> None:
     project = tomllib.loads((ROOT / "cli" / "pyproject.toml").read_text())["project"]
     assert project["version"] == SDK_VERSION
+
+
+@pytest.mark.parametrize(("typed", "hint"), [("shwo", "did you mean 'show'?"), ("tenants", "`weft --help` lists")])
+def test_an_unknown_command_suggests_one_that_looks_alike_and_no_other(
+    capsys: pytest.CaptureFixture[str], typed: str, hint: str
+) -> None:
+    """`weft tenants` was answered by "did you mean 'events'?"."""
+    assert run([typed]) == 2
+    assert hint in capsys.readouterr().err

@@ -101,8 +101,13 @@ def test_spans_have_at_most_two_units(seconds: float, shown: str) -> None:
 
 def test_sizes_and_numbers_are_short() -> None:
     assert [size(n) for n in (0, 999, 1000, 34_200, 1_250_000_000, 5e15)] == [
-        "0 B", "999 B", "1 kB", "34 kB", "1.2 GB", "5000 TB",
-    ]  # fmt: skip
+        "0 B",
+        "999 B",
+        "1 kB",
+        "34 kB",
+        "1.2 GB",
+        "5000 TB",
+    ]
     assert [number(v) for v in (0.3125, 12, 1.23e-5, math.nan, -math.inf)] == [
         "0.3125",
         "12",
@@ -281,8 +286,10 @@ def test_a_message_on_a_narrow_terminal_is_broken_between_words() -> None:
 def test_long_detail_wraps_under_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     assert details([("why", "it asks for more than there is"), ("id", "j1")]).splitlines() == [
-        "why  it asks for more than", "     there is", "id   j1",
-    ]  # fmt: skip
+        "why  it asks for more than",
+        "     there is",
+        "id   j1",
+    ]
     assert details([("key", "k" * 40)]) == f"key  {'k' * 40}"
 
 

@@ -21,8 +21,11 @@ def test_a_check_that_cannot_be_made_fails_with_advice_and_the_others_go_on() ->
     checks = examine(_subject(cluster="local"), skip=skip, report=lambda name: None)
     made = [check for check in checks if check.detail != "left out"]
     assert [(check.check, check.verdict) for check in made] == [
-        ("versions", "fail"), ("rights", "not applicable"), ("policies", "not applicable"), ("gang", "not applicable"),
-    ]  # fmt: skip
+        ("versions", "fail"),
+        ("rights", "not applicable"),
+        ("policies", "not applicable"),
+        ("gang", "not applicable"),
+    ]
     assert made[0].fix
     assert Check("gpu", "not applicable", "left out") in checks
 

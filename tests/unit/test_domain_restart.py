@@ -52,13 +52,18 @@ def gang(**ends: Exit | str | None) -> dict[str, LearnerStatus]:
     """Learners that run (None), have ended and stored (an Exit), or whose helper failed (its reason)."""
     return {
         name: LearnerStatus(
-            name=name, role="worker", rank=int(name[-1]), attempt=1, seq=1,
+            name=name,
+            role="worker",
+            rank=int(name[-1]),
+            attempt=1,
+            seq=1,
             phase=Phase.PROCESSING if end is None else Phase.STORED,
             times={"DOWNLOADING": NOW} | ({} if isinstance(end, str) else {"PROCESSING": NOW}),
-            exit=end if isinstance(end, Exit) else None, reason=end if isinstance(end, str) else "",
+            exit=end if isinstance(end, Exit) else None,
+            reason=end if isinstance(end, str) else "",
         )
         for name, end in _named(ends).items()
-    }  # fmt: skip
+    }
 
 
 def on_lost_node(learners: dict[str, LearnerStatus], name: str) -> dict[str, LearnerStatus]:
@@ -152,14 +157,13 @@ def test_back_off_doubles_up_to_its_most_unless_its_owner_wants_more() -> None:
 
 
 def test_learner_that_is_started_again_survives_once_it_runs() -> None:
-    spec, job = a_spec(count=3), a_running_job(worker_1=a_rerun())
-    assert (
-        survivors(job, spec, gang(worker_0=None), "worker") == 2
-    )  # worker-2 has not reported, and is in its first run
-    assert survivors(job, spec, gang(worker_0=BAD, worker_1=None), "worker") == 2
+    spec, job = a_spec(count=3, least=1), a_running_job(worker_1=a_rerun())
+    # worker-2 has not reported, and is in its first run
+    assert survivors(job, spec, gang(worker_0=None)) == {"worker": 2}
+    assert survivors(job, spec, gang(worker_0=BAD, worker_1=None)) == {"worker": 2}
     waiting = gang(worker_1=None)
     waiting = {"worker-1": replace(waiting["worker-1"], phase=Phase.READY)}
-    assert survivors(job, spec, waiting, "worker") == 2
+    assert survivors(job, spec, waiting) == {"worker": 2}
 
 
 def test_gang_that_needs_a_learner_does_not_wait_for_ever_for_its_restart() -> None:

@@ -58,13 +58,22 @@ def test_all_wrong_fields_are_reported_at_once() -> None:
         "/retries/max",
         "/retries/n",
     }
-    errors = errors_of({
-        "name": "n", "command": "true", "env": {"HOME": "/", "PET_X": "1"}, "inputs": [{"store": "a"}, {"store": "b"}],
-        "checkpoint": {"path": "/x"},
-    })  # fmt: skip
+    errors = errors_of(
+        {
+            "name": "n",
+            "command": "true",
+            "env": {"HOME": "/", "PET_X": "1"},
+            "inputs": [{"store": "a"}, {"store": "b"}],
+            "checkpoint": {"path": "/x"},
+        }
+    )
     assert {error.pointer for error in errors} == {
-        "/env/HOME", "/env/PET_X", "/checkpoint/path", "/inputs/0/store", "/inputs/1/store",
-    }  # fmt: skip
+        "/env/HOME",
+        "/env/PET_X",
+        "/checkpoint/path",
+        "/inputs/0/store",
+        "/inputs/1/store",
+    }
 
 
 def test_the_message_is_the_first_error_and_the_number_of_others() -> None:
@@ -107,17 +116,31 @@ def test_parsing_any_document_raises_invalid_spec_only(document: Any) -> None:
 # --- valid specs ---------------------------------------------------------------
 
 FULL: dict[str, Any] = {
-    "name": "digits", "description": "d", "framework": {"name": "jax", "version": "0.10"},
-    "command": "python train.py", "code": ".",
+    "name": "digits",
+    "description": "d",
+    "framework": {"name": "jax", "version": "0.10"},
+    "command": "python train.py",
+    "code": ".",
     "roles": {"ps": {"count": 2, "gpus": 0}, "worker": {"count": 4, "decides": True, "memory": "2GiB"}},
-    "distribution": "jax", "resources": {"size": "k80", "cpus": 2, "gpus": 0.5, "memory": "16Gb"},
+    "distribution": "jax",
+    "resources": {"size": "k80", "cpus": 2, "gpus": 0.5, "memory": "16Gb"},
     "placement": "spread",
-    "data_stores": [{"id": "d", "type": "http", "url": "https://h/"}, {"id": "s", "type": "s3", "bucket": "b"}],
-    "inputs": [{"store": "d", "path": "mnist/", "mount": "data"}, {"store": "s"}], "outputs": {"store": "s"},
-    "checkpoint": {"path": "c", "keep": 9}, "metrics": [{"type": "jsonl", "path": "m.jsonl"}],
-    "retries": {"max": 3, "backoff": "1m30s", "on": ["infrastructure", "exit:137"]}, "max_runtime": "2h", "grace": "0s",
-    "priority": "high", "elastic": {"min": 1, "max": 8}, "env": {"A": "b", "N": 3, "F": 0.5, "G": True}, "tags": ["x"],
-}  # fmt: skip
+    "data_stores": [
+        {"id": "d", "type": "http", "url": "https://h/"},
+        {"id": "s", "type": "s3", "url": "s3://bucket/a", "secret": "s"},
+    ],
+    "inputs": [{"store": "d", "path": "mnist/", "mount": "data"}, {"store": "s"}],
+    "outputs": {"store": "s"},
+    "checkpoint": {"path": "c", "keep": 9},
+    "metrics": [{"type": "jsonl", "path": "m.jsonl"}],
+    "retries": {"max": 3, "backoff": "1m30s", "on": ["infrastructure", "exit:137"]},
+    "max_runtime": "2h",
+    "grace": "0s",
+    "priority": "high",
+    "elastic": {"min": 1, "max": 8},
+    "env": {"A": "b", "N": 3, "F": 0.5, "G": True},
+    "tags": ["x"],
+}
 
 
 def test_the_stored_form_of_a_full_spec_parses_to_the_same_spec() -> None:
@@ -128,7 +151,7 @@ def test_the_stored_form_of_a_full_spec_parses_to_the_same_spec() -> None:
     assert (stored["max_runtime"], stored["retries"]["backoff"], stored["grace"]) == ("2h", "1m30s", "0s")
     assert (stored["resources"]["memory"], stored["roles"]["worker"]["memory"]) == ("16GB", "2GiB")
     assert (spec.max_runtime, spec.learners, spec.env) == (7_200_000, 6, {"A": "b", "N": "3", "F": "0.5", "G": "true"})
-    assert stored["data_stores"][1]["bucket"] == "b"
+    assert stored["data_stores"][1]["url"] == "s3://bucket/a"
 
 
 def test_the_stored_form_leaves_out_defaults() -> None:
@@ -139,11 +162,13 @@ def test_the_stored_form_leaves_out_defaults() -> None:
 @pytest.mark.parametrize(
     ("written", "name", "version"),
     [
-        ("jax", "jax", ""), ("jax:0.10", "jax", "0.10"), ({"name": "jax"}, "jax", ""),
+        ("jax", "jax", ""),
+        ("jax:0.10", "jax", "0.10"),
+        ({"name": "jax"}, "jax", ""),
         ({"name": "jax", "version": "0"}, "jax", "0"),
         ({"name": "python", "version": 3}, "python", "3"),
     ],
-)  # fmt: skip
+)
 def test_a_framework_may_be_written_in_short_form(written: object, name: str, version: str) -> None:
     framework = a_spec(framework=written).framework
     assert framework is not None
@@ -177,7 +202,7 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
         ({"image": "img:1"}, "/image"),
         ({"image_pull_secret": "s"}, "/image"),
         ({"distribution": "mpi"}, "/distribution"),
-        ({"data_stores": [{"id": "d", "type": "s3"}]}, "/data_stores/0/type"),
+        ({"data_stores": [{"id": "d", "type": "gcs"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "d", "type": "local", "path": "/x", "secret": "s"}]}, "/data_stores/0/secret"),
         ({"metrics": [{"type": "regex"}]}, "/metrics/0/type"),
         ({"elastic": {"min": 1, "max": 2}}, "/elastic"),
@@ -207,7 +232,7 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
         ({"data_stores": [{"id": "l", "type": "local", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "host", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "nfs", "server": "nas", "path": "/data"}]}, "/data_stores/0/type"),
-        ({"data_stores": [{"id": "l", "type": "s3", "bucket": "b"}]}, "/data_stores/0/type"),
+        ({"data_stores": [{"id": "l", "type": "s3", "url": "s3://bucket", "secret": "s"}]}, "/data_stores/0/type"),
         ({"resources": {"gpus": 0.5}}, "/resources/gpus"),
         ({"roles": {"worker": {"count": 1, "gpus": 0.5}}}, "/roles/worker/gpus"),
     ],

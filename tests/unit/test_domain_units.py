@@ -14,10 +14,18 @@ from services.core.domain.units import format_bytes, format_duration, parse_byte
 @pytest.mark.parametrize(
     ("text", "ms"),
     [
-        ("30s", 30_000), ("2h", 7_200_000), ("1h30m", 5_400_000), ("250ms", 250), ("1d", 86_400_000),
-        (" 1.5H ", 5_400_000), ("0s", 0), (10, 10_000), (0.25, 250), ("1m1ms", 60_001),
+        ("30s", 30_000),
+        ("2h", 7_200_000),
+        ("1h30m", 5_400_000),
+        ("250ms", 250),
+        ("1d", 86_400_000),
+        (" 1.5H ", 5_400_000),
+        ("0s", 0),
+        (10, 10_000),
+        (0.25, 250),
+        ("1m1ms", 60_001),
     ],
-)  # fmt: skip
+)
 def test_a_duration_is_parsed(text: object, ms: int) -> None:
     assert parse_duration(text) == ms
 
@@ -25,10 +33,30 @@ def test_a_duration_is_parsed(text: object, ms: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "10", "s", "-5s", "1 h", "1h 30m", "1y", "1e3s", "1_0s", "٣s", True, False, None, [], {}, -1, -0.1,
-        math.nan, math.inf, 10**400, "9" * 400 + "d", "9" * 5000 + "s",
+        "",
+        "10",
+        "s",
+        "-5s",
+        "1 h",
+        "1h 30m",
+        "1y",
+        "1e3s",
+        "1_0s",
+        "٣s",
+        True,
+        False,
+        None,
+        [],
+        {},
+        -1,
+        -0.1,
+        math.nan,
+        math.inf,
+        10**400,
+        "9" * 400 + "d",
+        "9" * 5000 + "s",
     ],
-)  # fmt: skip
+)
 def test_other_text_than_a_duration_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         parse_duration(text)
@@ -43,10 +71,20 @@ def test_a_formatted_duration_parses_to_the_same_number(ms: int) -> None:
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("16Gb", 16 * 10**9), ("300MiB", 300 * 2**20), ("1.5GiB", 3 * 2**29), ("512", 512), (0, 0), (7, 7),
-        ("1 tb", 10**12), ("2Ki", 2048), ("3m", 3_000_000), ("8b", 8), (2.0, 2), ("1073741823.9999GiB", None),
+        ("16Gb", 16 * 10**9),
+        ("300MiB", 300 * 2**20),
+        ("1.5GiB", 3 * 2**29),
+        ("512", 512),
+        (0, 0),
+        (7, 7),
+        ("1 tb", 10**12),
+        ("2Ki", 2048),
+        ("3m", 3_000_000),
+        ("8b", 8),
+        (2.0, 2),
+        ("1073741823.9999GiB", None),
     ],
-)  # fmt: skip
+)
 def test_a_size_is_parsed(text: object, count: int | None) -> None:
     assert count is None or parse_bytes(text) == count
     assert isinstance(parse_bytes(text), int)
@@ -55,10 +93,30 @@ def test_a_size_is_parsed(text: object, count: int | None) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "GB", "-1", "1 XB", "1.GB", ".5GB", "1,5GB", "٣GB", "1e9", True, False, None, [], -1, math.nan, math.inf,
-        1e300, 2**63, 10**400, "8388608TiB", "9" * 400, "9" * 5000,
+        "",
+        "GB",
+        "-1",
+        "1 XB",
+        "1.GB",
+        ".5GB",
+        "1,5GB",
+        "٣GB",
+        "1e9",
+        True,
+        False,
+        None,
+        [],
+        -1,
+        math.nan,
+        math.inf,
+        1e300,
+        2**63,
+        10**400,
+        "8388608TiB",
+        "9" * 400,
+        "9" * 5000,
     ],
-)  # fmt: skip
+)
 def test_other_text_than_a_size_is_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         parse_bytes(text)

@@ -99,8 +99,11 @@ async def test_each_call_of_a_port_is_a_point_named_after_its_subject(
     await ports.jobs.find(JobQuery(holding=True))
     assert (ports.secret, ports.urls) == (b"secret", None)
     assert folder.passed() == [
-        "lcm.jobs.insert(QUEUED)", "lcm.jobs.replace(PENDING)", "lcm.jobs.get", "lcm.jobs.find(holding)",
-    ]  # fmt: skip
+        "lcm.jobs.insert(QUEUED)",
+        "lcm.jobs.replace(PENDING)",
+        "lcm.jobs.get",
+        "lcm.jobs.find(holding)",
+    ]
 
 
 @pytest.mark.parametrize(("when", "stored"), [("before", 0), ("done", 1)])

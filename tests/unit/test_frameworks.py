@@ -45,7 +45,8 @@ def test_an_unknown_version_is_not_found(version: str) -> None:
 def test_names_and_aliases_are_found_in_any_case() -> None:
     assert find("PyTorch") is find("torch") is not None
     assert find("jaxx") is None
-    assert {"jax", "numpy", "python", "pytorch", "torch", "tensorflow", "tf"} <= set(names())
+    assert {"jax", "numpy", "python", "pytorch", "torch", "tensorflow", "tf", "sklearn-xgboost"} <= set(names())
+    assert find("scikit-learn") is find("xgboost", "3") is find("sklearn") is not None
     assert list(names()) == sorted(names())
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from services.core.runtime.free_space import FreeSpace
+from tests.testbed.mounts import small_disk
 
 HUGE = 2**62
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
@@ -32,10 +32,8 @@ def test_folder_that_does_not_exist_is_no_shortage(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    options = "size=10m,nr_inodes=100,mode=755"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "weft-test", str(tmp_path)], check=True)
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+    with small_disk(tmp_path, "size=10m,nr_inodes=100"):
+        yield tmp_path
 
 
 @needs_root

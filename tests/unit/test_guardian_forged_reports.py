@@ -23,9 +23,15 @@ RUNNING = LearnerProcess(name="worker-0", attempt=1, state="running", run=1, pid
 def forged(now: int = 5, **fields: object) -> LearnerStatus:
     """A report of a success, later than all that the helper will ever send."""
     status = LearnerStatus(
-        name="worker-0", role="worker", rank=0, attempt=1, seq=10**9, phase=Phase.STORED,
-        times={phase.value: now for phase in Phase}, exit=Exit(time=now, code=0),
-    )  # fmt: skip
+        name="worker-0",
+        role="worker",
+        rank=0,
+        attempt=1,
+        seq=10**9,
+        phase=Phase.STORED,
+        times={phase.value: now for phase in Phase},
+        exit=Exit(time=now, code=0),
+    )
     return replace(status, **fields)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.guardian_jobs import job_name, read_template, render
 from services.core.adapters.kubernetes.manifests import Accounts, documents
 from services.core.adapters.kubernetes.options import KubernetesOptions
@@ -23,7 +24,10 @@ from services.lcm.instrumentation import Instrumentation
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, Process
 
 TEMPLATE: Mapping[str, Any] = {
-    "metadata": {"labels": {"app": "guardian", "weft.dev/job": "wrong"}, "annotations": {"a": "b"}},
+    "metadata": {
+        "labels": {"app.kubernetes.io/component": "guardian", "weft.dev/job": "wrong"},
+        "annotations": {"a": "b"},
+    },
     "spec": {
         "serviceAccountName": "weft-guardian",
         "restartPolicy": "Always",
@@ -31,13 +35,15 @@ TEMPLATE: Mapping[str, Any] = {
         "securityContext": {"runAsUser": 10001, "runAsNonRoot": False},
         "containers": [
             {
-                "name": "guardian", "image": "weft/platform:1", "securityContext": {"privileged": True},
+                "name": "guardian",
+                "image": "weft/platform:1",
+                "securityContext": {"privileged": True},
                 "env": [{"name": "WEFT_GUARDED_JOB", "value": "another"}, {"name": "WEFT_HOME", "value": "/var"}],
             }
         ],
         "initContainers": [{"name": "wait", "image": "x", "securityContext": {"capabilities": {"add": ["ALL"]}}}],
     },
-}  # fmt: skip
+}
 
 
 class Launcher:
@@ -172,26 +178,42 @@ def test_guardians_pod_is_the_template_hardened_with_its_job() -> None:
     assert document["metadata"]["name"] == "mine-j01m81m6wwmrnwpzxnhp31z"
     assert len(document["metadata"]["name"]) <= 63
     pod = document["spec"]["template"]
-    assert pod["metadata"]["labels"]["weft.dev/job"] == "j01m81m6wwmrnwpzxnhp31z"
-    assert (pod["metadata"]["labels"]["app"], pod["metadata"]["annotations"]) == ("guardian", {"a": "b"})
+    assert pod["metadata"]["labels"][names.GUARDED] == "j01m81m6wwmrnwpzxnhp31z"
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    component = "app.kubernetes.io/component"
+    assert document["metadata"]["labels"][component] == "guardian-job"
+    assert pod["metadata"]["labels"][component] == "guardian", "network policies select it by the template's labels"
     spec = pod["spec"]
     assert (spec["restartPolicy"], spec["serviceAccountName"]) == ("OnFailure", "weft-guardian")
     assert spec["securityContext"] == {
-        "runAsUser": 10001, "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
+        "runAsUser": 10001,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     for container in (*spec["containers"], *spec["initContainers"]):
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "privileged": False, "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+        }
     assert spec["containers"][0]["env"] == [
         {"name": "WEFT_HOME", "value": "/var"},
         {"name": "WEFT_GUARDED_JOB", "value": "j01m81m6wwmrnwpzxnhp31z"},
     ]
     tolerated = {toleration["key"]: toleration.get("tolerationSeconds") for toleration in spec["tolerations"]}
     assert tolerated == {
-        "special": None, "node.kubernetes.io/not-ready": 5, "node.kubernetes.io/unreachable": 5,
-    }  # fmt: skip
+        "special": None,
+        "node.kubernetes.io/not-ready": 5,
+        "node.kubernetes.io/unreachable": 5,
+    }
+
+
+def test_guardians_pod_is_no_learner_of_its_job() -> None:
+    """With the label of learners, its node and namespace were taken for the job's, which then never started."""
+    document = render(TEMPLATE, "j01m81m6wwmrnwpzxnhp31z", namespace="weft", installation="mine")
+    for metadata in (document["metadata"], document["spec"]["template"]["metadata"]):
+        assert names.JOB not in metadata["labels"]
 
 
 @pytest.mark.parametrize("text", ["", "spec: {}", "spec: {containers: []}", "spec: {containers: x}", "[", "- x"])
@@ -223,9 +245,10 @@ def test_lcm_may_make_guardians_jobs_only_where_each_job_has_a_guardian_of_its_o
     in_jobs = replace(options, guardian_namespace="guardians")
     assert rules(in_jobs) == [("Role", "guardians", ["jobs"], ["create", "get", "list", "delete"])]
     (binding,) = (
-        document for document in documents(in_jobs, accounts)
+        document
+        for document in documents(in_jobs, accounts)
         if (document["kind"], document["metadata"].get("namespace")) == ("RoleBinding", "guardians")
-    )  # fmt: skip
+    )
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "mine-lcm", "namespace": "weft"}]
 
 

@@ -78,8 +78,10 @@ async def test_the_first_failure_is_the_cause_and_its_peers_are_stopped(plane: C
     job = await plane.reached(job_id, Status.STORING)
     exits = {learner.name: learner.exit for learner in plane.cluster.learners(job_id)}
     assert {name: exit_.stop_cause for name, exit_ in exits.items() if exit_} == {
-        "worker-0": "peer", "worker-1": "", "worker-2": "peer",
-    }  # fmt: skip
+        "worker-0": "peer",
+        "worker-1": "",
+        "worker-2": "peer",
+    }
     job = await plane.rested(job_id)
     assert await plane.path(job_id) == [*RUNNING, "STORING", "FAILED"]
     assert job.verdict is not None
@@ -108,8 +110,10 @@ async def test_a_helper_that_cannot_fetch_fails_the_job_with_its_message(plane: 
     plane.helpers.fate(job_id, name="worker-0", fails=("DataStoreDenied", "no such folder: /data"))
     job = await plane.rested(job_id)
     assert (job.status, job.state.reason, job.state.message) == (
-        Status.FAILED, "DataStoreDenied", "no such folder: /data",
-    )  # fmt: skip
+        Status.FAILED,
+        "DataStoreDenied",
+        "no such folder: /data",
+    )
     assert await plane.path(job_id) == [*PENDING, "DOWNLOADING", "FAILED"]
     assert plane.helpers.stored == []
 
@@ -171,8 +175,10 @@ async def test_a_job_that_the_cluster_cannot_run_fails_with_the_clusters_reason(
     job_id = await plane.submit()
     job = await plane.rested(job_id)
     assert (job.status, job.state.reason, job.state.message) == (
-        Status.FAILED, "InvalidRequest", "there is no uid left for it",
-    )  # fmt: skip
+        Status.FAILED,
+        "InvalidRequest",
+        "there is no uid left for it",
+    )
     assert await plane.path(job_id) == [*PENDING, "FAILED"]
     assert await plane.leftovers() == []
 

@@ -78,13 +78,24 @@ def test_stored_results_are_known_from_the_cluster() -> None:
 
 
 def test_results_on_a_lost_node_are_not_waited_for_and_their_loss_is_said() -> None:
-    lost = replace(ended("worker-0").learners[0], reachable=False)
+    lost = replace(ended("worker-0").learners[0], can_store=False)
     observed = Observation(learners=[lost], attempts=[1])
     known = merged(report("worker-0", 1, Phase.PROCESSING), observed=observed)
     assert observed_state.not_stored(1, known, observed) == []
     assert observed_state.storage_failures(1, known, observed) == (
-        "worker-0 did not store its results before its node was lost"
+        "worker-0 did not store its results before its pod ended (see store_timeout) or its node was lost"
     )
+
+
+def test_results_are_waited_for_although_the_status_store_has_lost_every_report() -> None:
+    pod = LearnerProcess(name="worker-0", attempt=1, state="waiting", readable=False)
+    observed = Observation(learners=[pod], attempts=[1])
+    storing = replace(
+        report("worker-0", 1, Phase.STORING), times={"PROCESSING": 3, "STORING": 5}, exit=Exit(time=5, code=0)
+    )
+    known = merged(storing, observed=observed)
+    assert known["worker-0"].exit == Exit(time=5, code=0)
+    assert observed_state.not_stored(1, known, observed) == ["worker-0"]
 
 
 def test_a_learner_that_never_ran_has_nothing_to_store() -> None:
@@ -253,8 +264,10 @@ def test_a_plan_gives_every_learner_its_rank_its_node_and_its_own_token() -> Non
     job = replace(job, attempt=Attempt(number=2, placement={"ps-0": "a", "worker-0": "b", "worker-1": "b"}))
     plan = render(job, SPEC, term=4, mint=SIGNER.mint, sizes=SIZES)
     assert [(learner.name, learner.rank, learner.node) for learner in plan.learners] == [
-        ("ps-0", 0, "a"), ("worker-0", 1, "b"), ("worker-1", 2, "b"),
-    ]  # fmt: skip
+        ("ps-0", 0, "a"),
+        ("worker-0", 1, "b"),
+        ("worker-1", 2, "b"),
+    ]
     identity = LearnerTokenVerifier(public_keys()).verify(plan.learners[2].token)
     assert (identity.job, identity.attempt, identity.rank, identity.name) == ("j1", 2, 2, "worker-1")
     assert plan.checkpoint_attempts == (1,)

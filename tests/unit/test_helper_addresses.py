@@ -22,11 +22,28 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "127.0.0.1", "10.0.0.1", "172.16.9.9", "192.168.1.1", "169.254.169.254", "0.0.0.1", "100.64.0.1", "224.0.0.1",
-        "255.255.255.255", "::1", "::", "fe80::1%eth0", "fd00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
-        "64:ff9b::7f00:1", "2002:7f00:1::", "198.18.0.1", "192.0.2.1",
+        "127.0.0.1",
+        "10.0.0.1",
+        "172.16.9.9",
+        "192.168.1.1",
+        "169.254.169.254",
+        "0.0.0.1",
+        "100.64.0.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1%eth0",
+        "fd00::1",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "198.18.0.1",
+        "192.0.2.1",
     ],
-)  # fmt: skip
+)
 def test_private_address_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     resolving(monkeypatch, address)
     with pytest.raises(FetchFailed, match="WEFT_HTTP_ALLOW") as refused:
@@ -44,8 +61,11 @@ def test_connection_goes_to_the_checked_address(monkeypatch: pytest.MonkeyPatch)
     resolving(monkeypatch, "93.184.216.34")
     checked = check_url("https://data.example:8443/x.csv?v=1#part", ())
     assert (checked.address, checked.host, checked.port, checked.target) == (
-        "93.184.216.34", "data.example", 8443, "/x.csv?v=1",
-    )  # fmt: skip
+        "93.184.216.34",
+        "data.example",
+        8443,
+        "/x.csv?v=1",
+    )
 
 
 @pytest.mark.parametrize("allowed", [("10.0.0.0/8",), ("data.example",), ("other", "10.1.2.3")])

@@ -61,6 +61,13 @@ def test_checkpoint_is_due_once_it_was_quiet_for_the_period() -> None:
     assert folder.observe(60) is None, "nothing is new"
 
 
+def test_checkpoint_written_as_soon_as_the_training_runs_is_stored() -> None:
+    folder = Folder()
+    folder.write("step-1", age_ms=60_004)  # the kernel stamps with the time of its last tick
+    folder.observe()
+    assert names(folder.stored(3)) == ["step-1"]
+
+
 def test_entry_that_still_changes_is_left_out_and_its_former_version_is_kept() -> None:
     folder = Folder()
     folder.write("step-1/part")
@@ -116,7 +123,7 @@ def test_temporary_names_of_frameworks_are_left_out() -> None:
 
 def test_restored_files_are_no_reason_for_a_snapshot_but_part_of_one() -> None:
     folder = Folder()
-    folder.write("step-1", age_ms=60_001)
+    folder.write("step-1", age_ms=60_020)
     folder.observe()
     assert folder.observe(10) is None
     folder.write("step-2")
@@ -189,7 +196,7 @@ def test_checkpoint_overwritten_after_its_marker_waits_for_the_next_marker() -> 
 
 def test_restored_marker_lets_only_markers_count() -> None:
     folder = Folder()
-    folder.write(MARKER, age_ms=60_001)
+    folder.write(MARKER, age_ms=60_020)
     folder.write("step-1")
     folder.observe()
     assert folder.observe(60) is None

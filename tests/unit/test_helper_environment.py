@@ -48,11 +48,28 @@ def test_hashes_and_continued_lines_of_pip_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "-e .", "-r /etc/shadow", "--index-url http://169.254.169.254/", "--extra-index-url=http://x", "--find-links /",
-        "./local", "/etc", "x.whl", "git+https://host/x", "pkg @ https://host/pkg.whl", "pkg @ file:///etc", "https://host/x.whl",
-        "a b", "name==1 --config-settings x=y", "\x1b[2J", "é", "-", "rich>=", "%s", "a" * 256,
+        "-e .",
+        "-r /etc/shadow",
+        "--index-url http://169.254.169.254/",
+        "--extra-index-url=http://x",
+        "--find-links /",
+        "./local",
+        "/etc",
+        "x.whl",
+        "git+https://host/x",
+        "pkg @ https://host/pkg.whl",
+        "pkg @ file:///etc",
+        "https://host/x.whl",
+        "a b",
+        "name==1 --config-settings x=y",
+        "\x1b[2J",
+        "é",
+        "-",
+        "rich>=",
+        "%s",
+        "a" * 256,
     ],
-)  # fmt: skip
+)
 def test_requirement_that_is_no_name_and_version_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     with pytest.raises(FetchFailed) as refused:
         environment_of(tmp_path, f"rich\n{line}\n")

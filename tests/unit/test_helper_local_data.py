@@ -9,18 +9,13 @@ from pathlib import Path
 import pytest
 
 from services.core.domain.outages import Outage
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.domain.plan import Input
 from services.core.runtime.learner_folder import Assignment
 from services.helper.fetch.local_data import fetch_local
 from services.helper.fetch.progress import FetchFailed, FetchProgress
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
-
-PLAN = AttemptPlan(
-    job="j", tenant="t", attempt=1, term=1, learners=(), distribution="none", framework="", code_digest="", inputs=(),
-    grace=0, store_timeout=0, checkpoint_keep=1,
-)  # fmt: skip
-LEARNER = LearnerPlan(name="w", role="w", rank=0, command="", cpus=1, memory=1, gpus=0, node="local", token="")
+from tests.documents import an_assignment
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's learners have users of their own")
@@ -31,10 +26,7 @@ def test_copy_that_would_fill_the_machines_disk_is_an_outage_and_copies_nothing(
     (source / "x").write_bytes(bytes(1000))
     (source / "x").chmod(0o600)
     disk = os.statvfs(tmp_path)
-    assignment = Assignment(
-        plan=PLAN, learner=LEARNER, uid=70_001, gid=70_001, addresses_file="", objects="", cache="",
-        data_keep_free=disk.f_blocks * disk.f_frsize,
-    )  # fmt: skip
+    assignment = an_assignment(uid=70_001, gid=70_001, data_keep_free=disk.f_blocks * disk.f_frsize)
     entry = Input(mount="d", type="local", location=str(source), path="x" if kind == "file" else "")
     settings, versions = HelperSettings(data_paths=(source,)), DataVersions(tmp_path / "versions")
 

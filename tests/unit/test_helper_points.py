@@ -50,10 +50,22 @@ def test_json_with_a_step_or_metrics_reports_its_numbers(line: str, values: dict
 @pytest.mark.parametrize(
     "line",
     [
-        "", "{", "[1]", "null", '"step"', '{"loss": 0.5}', '{"step": 3}', '{"step": 3, "a": "text"}', '{"metrics": 5}',
-        '{"step": 1, "values": "x"}', '{"progress": {"fraction": "x"}}', '{"progress": 5}', "[" * 100_000, "\xff",
+        "",
+        "{",
+        "[1]",
+        "null",
+        '"step"',
+        '{"loss": 0.5}',
+        '{"step": 3}',
+        '{"step": 3, "a": "text"}',
+        '{"metrics": 5}',
+        '{"step": 1, "values": "x"}',
+        '{"progress": {"fraction": "x"}}',
+        '{"progress": 5}',
+        "[" * 100_000,
+        "\xff",
     ],
-)  # fmt: skip
+)
 def test_lines_of_other_forms_report_nothing(line: str) -> None:
     assert parse_report(line.encode("latin-1")) is None
 

@@ -56,9 +56,13 @@ class Tail:
     def begin(self) -> None:
         file = SourceFile(name="out", run=1, root=self.root, parts=("job", "out"), text=True, is_closed=self._is_closed)
         self.source = TailedSource(
-            file, Source(source="out"), os.geteuid(), Spool(self.root / "spool"), clock=lambda: self.now,
+            file,
+            Source(source="out"),
+            os.geteuid(),
+            Spool(self.root / "spool"),
+            clock=lambda: self.now,
             on_report=lambda _: None,
-        )  # fmt: skip
+        )
         for generation, committed in self.memory.committed.items():
             self.source.resume(generation, committed, final=generation in self.memory.final)
 

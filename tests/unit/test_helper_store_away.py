@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -11,13 +10,13 @@ import pytest
 
 from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.domain.checkpoint import StoredCheckpoint
-from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.learner_folder import Assignment, LearnerFolder
 from services.helper.checkpoints import thread
 from services.helper.learner_files import list_files
 from services.helper.objects import FolderObjects, UrlSigner
 from services.helper.spool import Spool
 from services.helper.store import store_outputs
+from tests.documents import a_learner, a_plan, an_assignment
 from tests.waiting import until
 
 
@@ -64,15 +63,7 @@ async def test_each_operation_waits_for_a_store_that_is_away(tmp_path: Path) -> 
 
 def learner(root: Path) -> tuple[LearnerFolder, Assignment, Spool]:
     """One that has ended, with a result and a checkpoint."""
-    plan = AttemptPlan(
-        job="j", tenant="t", attempt=1, term=1, learners=(), distribution="none", framework="", code_digest="",
-        inputs=(), grace=0, store_timeout=60_000, checkpoint_keep=1,
-    )  # fmt: skip
-    own = LearnerPlan(name="w", role="w", rank=0, command="", cpus=1, memory=1, gpus=0, node="local", token="")
-    assignment = Assignment(
-        plan=plan, learner=own, uid=os.geteuid(), gid=os.getegid(), addresses_file="", objects=str(root / "objects"),
-        cache="",
-    )  # fmt: skip
+    assignment = an_assignment(a_plan(a_learner(), store_timeout=60_000), objects=str(root / "objects"))
     folder = LearnerFolder(root / "learner")
     for name in ("results", "checkpoints", "logs"):
         (folder.root / "job" / name).mkdir(parents=True)
@@ -94,13 +85,18 @@ async def test_store_that_is_away_at_the_end_of_a_learner_costs_no_file(tmp_path
 
     store.leave()
     problems = await store_outputs(
-        folder, assignment, spool, signer=UrlSigner(), digests={}, report_waiting=report,
+        folder,
+        assignment,
+        spool,
+        signer=UrlSigner(),
+        digests={},
+        report_waiting=report,
         report_checkpoint=lambda _: None,
-    )  # fmt: skip
+    )
     assert problems == ""
     assert len(waits) == 2
     base = store.root / "tenants/t/jobs/j/attempts/1"
-    assert (base / "results/w/file").read_text() == "results"
+    assert (base / "results/worker-0/file").read_text() == "results"
     assert len(list((base / "checkpoints").rglob("*.json"))) == 2
 
 

@@ -52,14 +52,24 @@ def test_memory_and_cpu_of_processes_below_the_shim_are_summed(busy: subprocess.
 @pytest.mark.parametrize(
     ("files", "cpu_s", "memory"),
     [
-        ({"cpu.stat": "usage_usec 2500000\nuser_usec 1", "memory.current": "900", "memory.stat": "inactive_file 300"},
-         2.5, 600),
-        ({"cpuacct.usage": "2500000000", "memory.usage_in_bytes": "900", "memory.stat": "total_inactive_file 300"},
-         2.5, 600),
+        (
+            {
+                "cpu.stat": "usage_usec 2500000\nuser_usec 1",
+                "memory.current": "900",
+                "memory.stat": "inactive_file 300",
+            },
+            2.5,
+            600,
+        ),
+        (
+            {"cpuacct.usage": "2500000000", "memory.usage_in_bytes": "900", "memory.stat": "total_inactive_file 300"},
+            2.5,
+            600,
+        ),
         ({"cpu.stat": "usage_usec 1000000", "memory.current": "900"}, 1.0, 900),
         ({"memory.current": "max"}, None, None),
     ],
-)  # fmt: skip
+)
 def test_control_groups_of_both_versions_are_read(
     tmp_path: Path, files: dict[str, str], cpu_s: float | None, memory: int | None
 ) -> None:

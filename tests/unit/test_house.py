@@ -77,3 +77,30 @@ def test_make_lists_its_targets() -> None:
     for target in ("demo", "test", "check", "bench", "fmt", "lock", "proto", "clean"):
         assert f"make {target} " in output
     assert max(map(len, output.splitlines())) <= 80
+
+
+def _files(*suffixes: str) -> list[Path]:
+    """The committed files and those about to be, without generated code."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *(f"*{s}" for s in suffixes)]
+    names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [
+        ROOT / name for name in names if name and not name.startswith("services/core/gen/") and (ROOT / name).exists()
+    ]
+
+
+@pytest.mark.parametrize("most", [600])
+def test_a_module_fits_into_one_reading(most: int) -> None:
+    long = {str(path): lines for path in _files(".py") if (lines := path.read_bytes().count(b"\n")) > most}
+    assert long == {}
+
+
+def test_code_has_the_formatters_own_form() -> None:
+    exempt = re.compile(r"# fmt: (skip|off)$", re.MULTILINE)
+    assert [str(path) for path in _files(".py") if exempt.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize("folder", ["tests/simulation/mutations", "tests/helm/versions"])
+def test_every_planted_bug_and_other_version_applies_to_the_code(folder: str) -> None:
+    patches = sorted((ROOT / folder).glob("*.patch"))
+    assert patches
+    subprocess.run(["git", "apply", "--check", *patches], cwd=ROOT, check=True)

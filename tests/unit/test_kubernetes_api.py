@@ -33,10 +33,13 @@ PODS = "/api/v1/pods"
 
 def write_kubeconfig(path: Path, server: str, token: str) -> None:
     document = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "k", "cluster": {"server": server}}], "users": [{"name": "u", "user": {"token": token}}],
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "k", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": token}}],
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(document))
 
 
@@ -57,23 +60,38 @@ ERRORS: list[tuple[Answer, type[WeftError]]] = [
     (status(409, "the object has been modified", "Conflict"), StaleRevision),
     (status(410, "too old resource version", "Expired"), Expired),
     (status(422, "spec.containers[0].image: Required value", "Invalid"), InvalidRequest),
-    (status(403, 'pods "x" is forbidden: exceeded quota: weft, requested: requests.nvidia.com/gpu=8, used: '
-     "requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=8", "Forbidden"), QuotaExceeded),
-    (status(403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true', "Forbidden"),
-     AdmissionDenied),
+    (
+        status(
+            403,
+            'pods "x" is forbidden: exceeded quota: weft, requested: requests.nvidia.com/gpu=8, used: '
+            "requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=8",
+            "Forbidden",
+        ),
+        QuotaExceeded,
+    ),
+    (
+        status(
+            403, 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true', "Forbidden"
+        ),
+        AdmissionDenied,
+    ),
     (status(400, 'admission webhook "policy.example" denied the request: no latest', "BadRequest"), AdmissionDenied),
     (status(422, "ValidatingAdmissionPolicy 'w' with binding 'w' denied request: no", "Invalid"), AdmissionDenied),
-    (status(403, 'pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi', "Forbidden"),
-     AdmissionDenied),
+    (
+        status(403, 'pods "x" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi', "Forbidden"),
+        AdmissionDenied,
+    ),
     (status(403, 'User "system:serviceaccount:weft:guardian" cannot create resource "pods"', "Forbidden"), Unavailable),
-    (status(403, "unable to create new content in namespace weft-t because it is being terminated", "Forbidden"),
-     Unavailable),
+    (
+        status(403, "unable to create new content in namespace weft-t because it is being terminated", "Forbidden"),
+        Unavailable,
+    ),
     (status(500, "etcdserver: leader changed", "InternalError"), Unavailable),
     (status(504, "Timeout: request did not complete within requested timeout", "Timeout"), Unavailable),
     (Answer(502, b"<html>a proxy's page</html>"), Unavailable),
     (Answer(200, b"no JSON"), Unavailable),
     (Answer(200, b'{"items": []}', cut_after=5), Unavailable),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("answer", "error"), ERRORS, ids=str)
@@ -140,6 +158,19 @@ async def test_deletion_that_lost_a_race_with_a_change_is_repeated(tmp_path: Pat
         api = Api(tmp_path / "k")
         await api.delete(collection("Pod", "weft-t", "x"), uid="u")
         assert [request.method for request in server.requests] == ["DELETE", "GET", "DELETE", "GET", "DELETE"]
+        await api.close()
+
+
+async def test_deletion_of_an_object_as_it_was_read_is_not_repeated_once_it_has_changed(tmp_path: Path) -> None:
+    answers = [
+        status(409, "the ResourceVersion in the precondition does not match", "Conflict"),
+        json_answer({"metadata": {"uid": "u", "resourceVersion": "8"}}),
+    ]
+    with serving(tmp_path / "k", lambda _, number: answers[number]) as server:
+        api = Api(tmp_path / "k")
+        with pytest.raises(StaleRevision):
+            await api.delete(collection("Pod", "weft-t", "x"), uid="u", version="7")
+        assert json.loads(server.requests[0].body)["preconditions"] == {"uid": "u", "resourceVersion": "7"}
         await api.close()
 
 
@@ -241,9 +272,12 @@ async def test_copy_follows_changes_over_ended_forgotten_and_cut_watches(tmp_pat
         changed: list[str] = []
         lists: list[int] = []
         copy = Reflector(
-            api, PODS, keep=lambda document: document["metadata"]["resourceVersion"],
-            on_change=lambda document: changed.append(document["metadata"]["name"]), on_list=lambda: lists.append(1),
-        )  # fmt: skip
+            api,
+            PODS,
+            keep=lambda document: document["metadata"]["resourceVersion"],
+            on_change=lambda document: changed.append(document["metadata"]["name"]),
+            on_list=lambda: lists.append(1),
+        )
         task = asyncio.create_task(copy.run())
         await until(lambda: dict(copy.objects) == {("weft-t", "d"): "42"})
         task.cancel()

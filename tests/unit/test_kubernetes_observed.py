@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
-from services.core.adapters.kubernetes import names, nodes, reasons
+from services.core.adapters.kubernetes import guardian_jobs, names, nodes, reasons
 from services.core.adapters.kubernetes.observed import (
     Context,
     StopMark,
@@ -43,13 +44,14 @@ def pod(helper: Document | None = None, learner: Document | None = None, **field
         status["containerStatuses"] = [{"name": "learner", "image": "l", "state": learner}]
     return {
         "metadata": {
-            "name": "weft-j1-1-worker-0", "uid": "u",
+            "name": "weft-j1-1-worker-0",
+            "uid": "u",
             "labels": {names.LEARNER: "worker-0", names.ATTEMPT: "1", names.JOB: "j1"},
             "annotations": {names.SIZE: '{"cpus": 1.5, "memory": 7, "gpus": 2}', **annotations},
         },
         "spec": {"nodeName": "n1"} | ({"schedulingGates": [{"name": "weft.dev/gang"}]} if gated else {}),
         "status": status,
-    }  # fmt: skip
+    }
 
 
 def ended(code: int, message: object = "", reason: str = "Error") -> Document:
@@ -92,7 +94,7 @@ STARTED = report(Phase.PROCESSING, times={"PROCESSING": ENDED_MS - 60_000})
         (pod(RUNNING, RUNNING), report(Phase.STORING, exit=Exit(time=1, code=0)), "exited"),
         (pod(RUNNING, ended(0, record(code=0))), STARTED, "exited"),
     ],
-)  # fmt: skip
+)
 def test_state_of_a_learner(document: Document, learner_report: LearnerStatus | None, state: str) -> None:
     process = observe(document, Context(now=NOW, report=learner_report))
     assert (process.name, process.attempt, process.state, process.node) == ("worker-0", 1, state, "n1")
@@ -119,12 +121,24 @@ def test_state_of_a_learner(document: Document, learner_report: LearnerStatus | 
         (ended(1, record(code=1), "OOMKilled"), None, (1, None, "", True)),
         (ended(137, ""), MARK, (None, 9, "halt", False)),
     ],
-)  # fmt: skip
+)
 def test_end_is_the_kubelets_record(learner: Document, mark: StopMark | None, end: tuple[object, ...]) -> None:
     process = observe(pod(RUNNING, learner), Context(now=NOW, report=STARTED, mark=mark))
     assert process.exit is not None
     assert (process.exit.code, process.exit.signal, process.exit.stop_cause, process.exit.oom) == end
     assert (process.exit.time, process.exit.lost) == (ENDED_MS, False)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        ended(137, "The container could not be located when the pod was terminated", "ContainerStatusUnknown"),
+        ended(255, "", "Unknown"),
+    ],
+)
+def test_learner_whose_machine_has_restarted_is_lost_and_costs_its_job_no_retry(learner: Document) -> None:
+    process = observe(pod(RUNNING, learner, phase="Failed"), Context(now=NOW, report=STARTED))
+    assert (process.state, process.exit) == ("exited", Exit(time=ENDED_MS, lost=True))
 
 
 CREATED, BOUND = "2027-01-15T07:59:00Z", "2027-01-15T07:59:20Z"
@@ -174,6 +188,13 @@ def test_report_counts_until_the_container_has_ended() -> None:
     assert over.exit.code == 2
 
 
+def test_running_pod_without_a_report_contradicts_no_earlier_one() -> None:
+    assert not observe(pod(RUNNING, RUNNING), Context(now=NOW)).readable
+    assert observe(pod(RUNNING, RUNNING), Context(now=NOW, report=STARTED)).readable
+    assert observe(pod(RUNNING, ended(0, record(code=0))), Context(now=NOW)).readable
+    assert observe(pod(gated=True), Context(now=NOW)).readable
+
+
 def test_stored_is_known_from_the_helpers_own_end_when_the_status_store_has_lost_it() -> None:
     helper = ended(0, {"phase": "STORED", "reason": "", "message": ""}, "Completed")
     assert observe(pod(helper, ended(0, record(code=0))), Context(now=NOW)).stored
@@ -210,6 +231,40 @@ def test_learner_that_was_stopped_while_it_waited_never_started() -> None:
     assert (process.run, process.started) == (0, None)
 
 
+def deleted(end: Document, *, after_s: float) -> Document:
+    """A pod that was deleted so long before its container ended."""
+    document = pod(RUNNING, end)
+    until = datetime.fromisoformat(ENDED) + timedelta(seconds=1 - after_s)
+    return {
+        **document,
+        "metadata": {
+            **document["metadata"],
+            "deletionTimestamp": until.isoformat(),
+            "deletionGracePeriodSeconds": 1,
+        },
+    }
+
+
+def test_learner_that_starts_while_its_halt_deletes_the_pod_is_halted_and_has_not_run() -> None:
+    document = deleted(ended(143, record(signal=15)), after_s=1)
+    process = observe(document, Context(now=NOW, mark=MARK, removed=True))
+    assert process.exit == Exit(time=ENDED_MS, signal=15, stop_cause="halt")
+    assert (process.run, process.started) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "context"),
+    [
+        (1, Context(now=NOW, report=STARTED)),
+        (1, Context(now=NOW, report=STARTED, mark=MARK)),
+        (-1, Context(now=NOW, report=STARTED, mark=MARK, removed=True)),
+    ],
+)
+def test_end_before_a_stop_has_deleted_the_pod_is_the_learners_own(after_s: float, context: Context) -> None:
+    process = observe(deleted(ended(1, record(code=1)), after_s=after_s), context)
+    assert process.exit == Exit(time=ENDED_MS, code=1)
+
+
 def test_stronger_stops_override_weaker_ones() -> None:
     kill = StopMark(attempt=1, generation=2, cause="kill", grace_ms=0, time=0)
     shorter = StopMark(attempt=1, generation=2, cause="peer", grace_ms=10, time=0)
@@ -220,28 +275,85 @@ def test_stronger_stops_override_weaker_ones() -> None:
 # Texts as Kubernetes 1.31 to 1.36 and containerd 1.7 and 2 have written them.
 PULL = 'failed to pull and unpack image "x/y:1": failed to resolve reference "x/y:1": '
 BLOCKED = [
-    ("Unschedulable", False, pod(conditions=[{
-        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-        "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. preemption: 0/2 nodes are available.",
-    }])),
+    (
+        "Unschedulable",
+        False,
+        pod(
+            conditions=[
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/2 nodes are available: 2 Insufficient nvidia.com/gpu. "
+                    "preemption: 0/2 nodes are available.",
+                }
+            ]
+        ),
+    ),
     ("", False, pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}])),
-    ("ImagePullFailed", True, pod(RUNNING, {"waiting": {
-        "reason": "ErrImagePull", "message": f"{PULL}x/y:1: not found"}})),
-    ("ImagePullFailed", True, pod(RUNNING, {"waiting": {
-        "reason": "ErrImagePull", "message": f"{PULL}pull access denied, repository does not exist or may require "
-        "authorization: server message: insufficient_scope: authorization failed"}})),
-    ("ImagePullFailed", False, pod(RUNNING, {"waiting": {
-        "reason": "ImagePullBackOff", "message": f'Back-off pulling image "x/y:1": ErrImagePull: {PULL}failed to do '
-        'request: Head "https://x/v2/y/manifests/1": dial tcp 127.0.0.1:9: connect: connection refused'}})),
-    ("ImagePullFailed", True, pod(RUNNING, {"waiting": {
-        "reason": "InvalidImageName", "message": 'Failed to apply default image tag "X:/y": couldn\'t parse it'}})),
-    ("ImagePullFailed", True, pod({"waiting": {
-        "reason": "ErrImageNeverPull", "message": 'Container image "h" is not present with pull policy of Never'}})),
-    ("ConfigMissing", True, pod({"waiting": {
-        "reason": "CreateContainerConfigError", "message": 'secret "x" not found'}})),
-    ("ImageUnusable", True, pod(RUNNING, {"waiting": {
-        "reason": "CreateContainerError", "message": "failed to generate container spec: no command specified"}})),
-]  # fmt: skip
+    (
+        "ImagePullFailed",
+        True,
+        pod(RUNNING, {"waiting": {"reason": "ErrImagePull", "message": f"{PULL}x/y:1: not found"}}),
+    ),
+    (
+        "ImagePullFailed",
+        False,
+        pod(
+            RUNNING,
+            {
+                "waiting": {
+                    "reason": "ImagePullBackOff",
+                    "message": f'Back-off pulling image "x/y:1": ErrImagePull: {PULL}failed to do '
+                    'request: Head "https://x/v2/y/manifests/1": dial tcp 127.0.0.1:9: connect: connection refused',
+                }
+            },
+        ),
+    ),
+    (
+        "ImagePullFailed",
+        True,
+        pod(
+            RUNNING,
+            {
+                "waiting": {
+                    "reason": "InvalidImageName",
+                    "message": 'Failed to apply default image tag "X:/y": couldn\'t parse it',
+                }
+            },
+        ),
+    ),
+    (
+        "ImagePullFailed",
+        True,
+        pod(
+            {
+                "waiting": {
+                    "reason": "ErrImageNeverPull",
+                    "message": 'Container image "h" is not present with pull policy of Never',
+                }
+            }
+        ),
+    ),
+    (
+        "ConfigMissing",
+        True,
+        pod({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "x" not found'}}),
+    ),
+    (
+        "ImageUnusable",
+        True,
+        pod(
+            RUNNING,
+            {
+                "waiting": {
+                    "reason": "CreateContainerError",
+                    "message": "failed to generate container spec: no command specified",
+                }
+            },
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize(("reason", "final", "document"), BLOCKED)
@@ -255,14 +367,16 @@ def test_what_blocks_a_pod_is_named(reason: str, final: bool, document: Document
 @pytest.mark.parametrize(
     ("reason", "event", "message"),
     [
-        ("MountFailed", "FailedMount",
-         'MountVolume.SetUp failed for volume "token" : secret "weft-j1-1" not found'),
+        ("MountFailed", "FailedMount", 'MountVolume.SetUp failed for volume "token" : secret "weft-j1-1" not found'),
         ("MountFailed", "FailedAttachVolume", "AttachVolume.Attach failed for volume: rpc error: code = NotFound"),
-        ("SandboxFailed", "FailedCreatePodSandBox",
-         "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox"),
+        (
+            "SandboxFailed",
+            "FailedCreatePodSandBox",
+            "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox",
+        ),
         ("", "BackOff", "Back-off restarting failed container"),
     ],
-)  # fmt: skip
+)
 def test_what_only_events_tell_is_named(reason: str, event: str, message: str) -> None:
     creating = pod(
         {"waiting": {"reason": "PodInitializing"}}, {"waiting": {"reason": "PodInitializing"}}, phase="Pending"
@@ -275,20 +389,50 @@ def test_what_only_events_tell_is_named(reason: str, event: str, message: str) -
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "", "message": ""}
 LOST = [
     ("Evicted", pod(phase="Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage.")),
-    ("Evicted", pod(RUNNING, ended(143, record(signal=15)), phase="Failed", reason="Evicted", message="Usage of "
-     'EmptyDir volume "private" exceeds the limit "100Gi".')),
+    (
+        "Evicted",
+        pod(
+            RUNNING,
+            ended(143, record(signal=15)),
+            phase="Failed",
+            reason="Evicted",
+            message='Usage of EmptyDir volume "private" exceeds the limit "100Gi".',
+        ),
+    ),
     ("Evicted", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "EvictionByEvictionAPI"}])),
     ("Preempted", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "PreemptionByScheduler"}])),
     ("NodeLost", pod(RUNNING, RUNNING, conditions=[{**DISRUPTED, "reason": "DeletionByTaintManager"}])),
-    ("NodeLost", pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node "
-     "shutdown.")),
-    ("NodeRefused", pod(phase="Failed", reason="OutOfcpu", message="Pod was rejected: Node didn't have enough "
-     "resource: cpu, requested: 1500, used: 1900, capacity: 2000")),
-    ("NodeRefused", pod(phase="Failed", reason="UnexpectedAdmissionError", message="Pod was rejected: Allocate "
-     "failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu")),
-    ("PodDeadlineExceeded", pod(phase="Failed", reason="DeadlineExceeded", message="Pod was active on the node longer "
-     "than the specified deadline")),
-]  # fmt: skip
+    (
+        "NodeLost",
+        pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node shutdown."),
+    ),
+    (
+        "NodeRefused",
+        pod(
+            phase="Failed",
+            reason="OutOfcpu",
+            message="Pod was rejected: Node didn't have enough "
+            "resource: cpu, requested: 1500, used: 1900, capacity: 2000",
+        ),
+    ),
+    (
+        "NodeRefused",
+        pod(
+            phase="Failed",
+            reason="UnexpectedAdmissionError",
+            message="Pod was rejected: Allocate "
+            "failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu",
+        ),
+    ),
+    (
+        "PodDeadlineExceeded",
+        pod(
+            phase="Failed",
+            reason="DeadlineExceeded",
+            message="Pod was active on the node longer than the specified deadline",
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize("volume", ["job", "tmp", "runs", "shm"])
@@ -322,9 +466,16 @@ def test_image_without_a_shell_is_the_jobs_own_failure() -> None:
 
 def test_learner_on_a_node_that_is_not_reached_is_lost_unless_it_had_ended() -> None:
     gone = observe(pod(RUNNING, RUNNING), Context(now=NOW, report=STARTED, node_lost=True))
-    assert (gone.reason, gone.exit, gone.reachable) == ("NodeLost", Exit(time=NOW, lost=True), False)
+    assert (gone.reason, gone.exit, gone.can_store) == ("NodeLost", Exit(time=NOW, lost=True), False)
     over = observe(pod(RUNNING, ended(0, record(code=0))), Context(now=NOW, report=STARTED, node_lost=True))
     assert over.exit == Exit(time=ENDED_MS, code=0)
+
+
+def test_results_of_a_pod_that_has_ended_are_not_waited_for() -> None:
+    running = pod(RUNNING, ended(0, record(code=0)))
+    assert observe(running, Context(now=NOW, report=STARTED)).can_store
+    over = pod(ended(137, reason="Unknown"), ended(137, reason="Unknown"), phase="Failed")
+    assert not observe(over, Context(now=NOW, report=STARTED)).can_store
 
 
 def test_every_reason_has_advice() -> None:
@@ -352,7 +503,7 @@ def test_capacity_is_what_others_leave() -> None:
         "metadata": {},
         "spec": {"nodeName": "n1", "containers": [container("1", "2")], "initContainers": [sidecar]},
     }
-    own_labels = names.tenant_labels("acme", OPTIONS.installation)
+    own_labels = names.tenant_labels("acme", OPTIONS.installation) | {names.JOB: "j1"}
     own = {**other, "metadata": {"labels": own_labels}}
     another_installation = {**other, "metadata": {"labels": {**own_labels, names.INSTANCE: "second"}}}
     over = {**other, "status": {"phase": "Succeeded"}}
@@ -361,8 +512,17 @@ def test_capacity_is_what_others_leave() -> None:
     (machine,) = nodes.capacity([node()], used, OPTIONS)
     assert (machine.cpus, machine.memory, machine.gpus) == (13.0, 60 * 2**30, 4)
     assert (machine.gpu_type, machine.ready, machine.labels["weft.dev/isolation"]) == (
-        "NVIDIA-A100-SXM4-80GB", True, "pod",
-    )  # fmt: skip
+        "NVIDIA-A100-SXM4-80GB",
+        True,
+        "pod",
+    )
+
+
+def test_guardian_in_a_pod_of_its_own_reduces_capacity_because_no_admission_counts_it() -> None:
+    labels = guardian_jobs.job_labels(OPTIONS.installation) | {names.GUARDED: "j1"}
+    guardian = {"metadata": {"labels": labels}, "spec": {"nodeName": "n1", "containers": [container("1")]}}
+    (machine,) = nodes.capacity([node()], [nodes.usage(guardian, OPTIONS)], OPTIONS)
+    assert machine.cpus == 14.5
 
 
 def test_initial_containers_count_as_the_scheduler_counts_them() -> None:
@@ -407,8 +567,9 @@ def test_learner_whose_pod_vanished_from_an_activated_attempt_is_lost_in_the_run
     owner = {"metadata": {"labels": labels, "annotations": {names.RUNS: json.dumps({"worker-1": 2})}}}
     lost = [vanished(name, owner, now=ENDED_MS) for name in ("worker-0", "worker-1")]
     assert [(process.attempt, process.planned_run, process.exit) for process in lost] == [
-        (3, 1, Exit(time=ENDED_MS, lost=True)), (3, 2, Exit(time=ENDED_MS, lost=True)),
-    ]  # fmt: skip
+        (3, 1, Exit(time=ENDED_MS, lost=True)),
+        (3, 2, Exit(time=ENDED_MS, lost=True)),
+    ]
     damaged = {"metadata": {"labels": labels, "annotations": {names.RUNS: "[1]"}}}
     assert vanished("worker-1", damaged, now=ENDED_MS).planned_run == 1
 

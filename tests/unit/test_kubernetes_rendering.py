@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from services.core.adapters.kubernetes import manifests, names, objects, pods, reasons, tenants
+from services.core.adapters.kubernetes import manifests, names, objects, pod_rules, pods, reasons, tenants
 from services.core.adapters.kubernetes.observed import is_gated
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.bootstrap import kubernetes
 from services.core.domain.errors import InvalidRequest
-from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.plan import AttemptPlan
 from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS
 from services.core.formats import stored_plan
 from services.core.frameworks import find
@@ -27,14 +28,21 @@ from services.core.runtime import pod_layout as layout
 from services.core.runtime.kubernetes_settings import HELPER_SETTINGS, KubernetesSettings
 from services.core.strategies.registry import with_variables
 from services.helper.settings import HelperSettings, load_settings
+from tests.documents import a_learner, a_plan
 
 Document = Mapping[str, Any]
 OPTIONS = KubernetesOptions(
-    helper_image="registry.example/helper:1", learner_image="registry.example/learner:1", entry_script="#!/bin/sh\n",
-    addresses={"metrics": "tls:10.0.0.1:7001"}, authority="PEM",
-    library_images=LibraryImages(named={"jax-0.10": "registry.example/jax:1"}), priority_classes={"high": "weft-high"},
-    runtime_class="gvisor", scheduler="weft-pack", schedulers={"spread": "weft-spread"},
-)  # fmt: skip
+    helper_image="registry.example/helper:1",
+    learner_image="registry.example/learner:1",
+    entry_script="#!/bin/sh\n",
+    addresses={"metrics": "tls:10.0.0.1:7001"},
+    authority="PEM",
+    library_images=LibraryImages(named={"jax-0.10": "registry.example/jax:1"}),
+    priority_classes={"high": "weft-high"},
+    runtime_class="gvisor",
+    scheduler="weft-pack",
+    schedulers={"spread": "weft-spread"},
+)
 IN_KUEUE = replace(OPTIONS, gang=GangMethod.KUEUE, kueue_queue="training")
 TENANTS = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=63)
 UID = "3f1c"
@@ -42,20 +50,33 @@ UID = "3f1c"
 
 def plan(tenant: str = "acme", learners: int = 3, gpus: float = 1, **fields: Any) -> AttemptPlan:
     gang = tuple(
-        LearnerPlan(
-            name=f"worker-{rank}", role="worker", rank=rank, command="train $(HOME) $X", cpus=1.5, memory=2**30,
-            gpus=gpus, node=f"node-{rank}", token=f"token-of-{rank}", gpu_type="a100", shm=2**28,
+        a_learner(
+            f"worker-{rank}",
+            command="train $(HOME) $X",
+            cpus=1.5,
+            memory=2**30,
+            gpus=gpus,
+            node=f"node-{rank}",
+            token=f"token-of-{rank}",
+            gpu_type="a100",
+            shm=2**28,
             env={"MINE": "$(WEFT_RANK) $$ ä"},
         )
         for rank in range(learners)
-    )  # fmt: skip
-    given_fields: dict[str, Any] = {"distribution": "torchrun", "framework": "", **fields}
+    )
+    given_fields: dict[str, Any] = {"distribution": "torchrun", **fields}
     return with_variables(
-        AttemptPlan(
-            job="j01m81m6wwmrnwpzxnhp31z", tenant=tenant, attempt=2, term=5, learners=gang, code_digest="", inputs=(),
-            grace=30_000, store_timeout=60_000, checkpoint_keep=1, **given_fields,
+        a_plan(
+            *gang,
+            job="j01m81m6wwmrnwpzxnhp31z",
+            tenant=tenant,
+            attempt=2,
+            term=5,
+            grace=30_000,
+            store_timeout=60_000,
+            **given_fields,
         )
-    )  # fmt: skip
+    )
 
 
 def all_documents(attempt: AttemptPlan, options: KubernetesOptions = OPTIONS) -> list[dict[str, Any]]:
@@ -116,8 +137,10 @@ def test_every_pod_is_restricted_inert_and_guaranteed_its_resources(gpus: int) -
     spec = pod["spec"]
     assert spec["schedulingGates"] == [{"name": "weft.dev/gang"}]
     assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"], spec["restartPolicy"]) == (
-        False, False, "Never",
-    )  # fmt: skip
+        False,
+        False,
+        "Never",
+    )
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["runAsUser"] >= OPTIONS.uid_first
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -262,13 +285,33 @@ def test_operators_choices_reach_every_pod() -> None:
     attempt = plan(priority="high", framework="jax-0.10.2")
     spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)["spec"]
     assert (spec["runtimeClassName"], spec["schedulerName"], spec["priorityClassName"]) == (
-        "gvisor", "weft-pack", "weft-high",
-    )  # fmt: skip
+        "gvisor",
+        "weft-pack",
+        "weft-high",
+    )
     assert spec["containers"][0]["image"] == "registry.example/jax:1"
     apart = plan(placement="spread")
     spread = pods.pod(apart, apart.learners[0], OPTIONS, UID, gang=GangMethod.NATIVE)["spec"]
     assert spread["schedulerName"] == "weft-spread"
     assert pods.image_of(plan(image="mine:2"), OPTIONS) == "mine:2"
+
+
+def test_learners_images_are_pulled_with_the_operators_secrets() -> None:
+    settings = KubernetesSettings(pull_secrets=("team-registry",))
+    options = replace(OPTIONS, pull_secret='{"auths": {"r": {}}}', pull_secrets=settings.pull_secrets)
+    attempt = plan()
+    pod = pods.pod(attempt, attempt.learners[0], options, UID, gang=GangMethod.GATES)
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "weft-pull"}, {"name": "team-registry"}]
+    pod_rules.check(pod, options)
+    own = {entry["metadata"]["name"] for entry in tenants.contents("acme", options) if entry["kind"] == "Secret"}
+    assert own == {"weft-pull"}  # the operator keeps the others
+    unknown = replace(options, pull_secrets=())
+    assert "spec.imagePullSecrets" in pod_rules.violations(pod, unknown)
+
+
+def test_name_that_no_secret_has_is_refused_in_the_settings() -> None:
+    with pytest.raises(ValidationError, match="pull_secrets"):
+        KubernetesSettings(pull_secrets=("Team_Registry",))
 
 
 def test_what_this_cluster_cannot_run_is_refused_with_the_way_out() -> None:
@@ -285,9 +328,10 @@ def test_library_entry_runs_in_its_own_image_and_admission_policies_allow_it() -
     assert numpy is not None
     attempt = plan(framework=f"numpy-{numpy.version}")
     image = f"registry.example/t/weft/numpy:{numpy.version}-{numpy.lock_digest[7:15]}"
-    assert pods.pod(attempt, attempt.learners[0], options, UID, gang=GangMethod.GATES)["spec"]["containers"][0][
-        "image"
-    ] == image  # fmt: skip
+    assert (
+        pods.pod(attempt, attempt.learners[0], options, UID, gang=GangMethod.GATES)["spec"]["containers"][0]["image"]
+        == image
+    )
     assert is_allowed_image(image, options)
     allowed = manifests.values(options, manifests.Accounts.of("weft", "weft", one_account=True))["images"]
     assert image.startswith(tuple(json.loads(allowed)))
@@ -301,8 +345,9 @@ def test_network_policy_closes_the_clouds_metadata_services() -> None:
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     blocks = [entry["ipBlock"] for entry in spec["egress"][-1]["to"]]
     assert {block["cidr"]: block["except"] for block in blocks} == {
-        "0.0.0.0/0": ["169.254.0.0/16"], "::/0": ["fe80::/10", "fd00:ec2::254/128"],
-    }  # fmt: skip
+        "0.0.0.0/0": ["169.254.0.0/16"],
+        "::/0": ["fe80::/10", "fd00:ec2::254/128"],
+    }
     (ingress,) = spec["ingress"]
     assert ingress["from"] == [{"podSelector": {"matchLabels": names.gang_selector(plan())}}]
 

@@ -9,11 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.core.domain.errors import StaleFence
-from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc
 from services.lcm.collector import Collector
 from services.lcm.instrumentation import Instrumentation
+from tests.documents import a_learner, a_plan
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.tripwire import Tripwire
 
@@ -27,13 +27,7 @@ def collector(plane: ControlPlane) -> Collector:
 
 async def learner_of(plane: ControlPlane, job_id: str, *, attempt: int = 1, term: int = 1) -> None:
     """A late effect: an activated learner that no Guardian knows of."""
-    learner = LearnerPlan(
-        name="worker-0", role="worker", rank=0, command="true", cpus=1, memory=1, gpus=0, node="local", token="t"
-    )
-    plan = AttemptPlan(
-        job=job_id, tenant="t", attempt=attempt, term=term, learners=(learner,), distribution="none", framework="",
-        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-    )  # fmt: skip
+    plan = a_plan(a_learner(), job=job_id, attempt=attempt, term=term)
     for step in plane.cluster.steps():
         await plane.cluster.do(step, plan)
 
@@ -112,6 +106,13 @@ async def test_a_document_that_cannot_be_read_protects_its_job(
         assert await collector.collect(0) == 0
     assert plane.cluster.learner(job_id).state == "waiting"
     assert await plane.status.get(f"/jobs/{job_id}/attempt") is not None
+
+
+async def test_a_job_of_which_nothing_exists_any_more_is_no_leftover(plane: ControlPlane, collector: Collector) -> None:
+    assert await collector._remove("cluster", "jgone") is False
+    await learner_of(plane, "jghost")
+    assert await collector._remove("cluster", "jghost") is True
+    assert plane.cluster.present() == []
 
 
 async def test_only_the_leading_dispatcher_removes_leftovers(plane: ControlPlane, collector: Collector) -> None:

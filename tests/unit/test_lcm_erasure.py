@@ -86,10 +86,12 @@ class World:
         wire = wire or Tripwire()
         self.instrumentation = Instrumentation(CollectorRegistry())
         ports = ErasurePorts(
-            jobs=wire.wrap(self.jobs, "jobs"), records=wire.wrap(self.records, "records"),
-            objects=wire.wrap(self.objects, "objects"), telemetry=wire.wrap(self.metrics, "telemetry"),
+            jobs=wire.wrap(self.jobs, "jobs"),
+            records=wire.wrap(self.records, "records"),
+            objects=wire.wrap(self.objects, "objects"),
+            telemetry=wire.wrap(self.metrics, "telemetry"),
             clock=self.clock,
-        )  # fmt: skip
+        )
         chosen = LcmSettings(home=self.root, deleted_keep_s=deleted_keep_s)
         return Eraser(ports, chosen, self.instrumentation, all_readable=lambda: not self.unreadable)
 

@@ -59,11 +59,17 @@ async def fit(of: Dispatcher, **fields: Any) -> Fit:
 
 nodes = st.lists(
     st.builds(
-        Node, name=st.uuids().map(str), cpus=st.integers(4, 16), memory=st.integers(4, 16).map(lambda gb: gb * GB),
-        gpus=st.integers(0, 4), gpu_type=st.sampled_from(["v100", "h100"]), ready=st.sampled_from([True, True, False]),
+        Node,
+        name=st.uuids().map(str),
+        cpus=st.integers(4, 16),
+        memory=st.integers(4, 16).map(lambda gb: gb * GB),
+        gpus=st.integers(0, 4),
+        gpu_type=st.sampled_from(["v100", "h100"]),
+        ready=st.sampled_from([True, True, False]),
     ),
-    min_size=1, max_size=4,
-)  # fmt: skip
+    min_size=1,
+    max_size=4,
+)
 roles = st.fixed_dictionaries(
     {
         "count": st.integers(1, 3),
@@ -109,10 +115,16 @@ async def leader_without_loop(plane: ControlPlane) -> Dispatcher:
     """A dispatcher that leads, and whose rounds the test runs itself."""
     settings, clock = LcmSettings(home=plane.home), plane.clock
     leader = Dispatcher(
-        plane.jobs, plane.status, plane.cluster, plane.hints, clock, settings,
-        Membership("lcm", plane.status, clock, settings), Instrumentation(CollectorRegistry()),
+        plane.jobs,
+        plane.status,
+        plane.cluster,
+        plane.hints,
+        clock,
+        settings,
+        Membership("lcm", plane.status, clock, settings),
+        Instrumentation(CollectorRegistry()),
         Quarantine(clock.now_ms, CollectorRegistry()),
-    )  # fmt: skip
+    )
     document = await plane.jobs.replace_dispatcher(await plane.jobs.dispatcher(), DispatcherDoc(term=1))
     leader.term = document.term
     return leader
@@ -208,8 +220,9 @@ async def test_positions_and_reasons_of_waiting_jobs_are_the_same_from_a_process
     assert (leader.term, follower.term) == (1, 0)
     replies = [
         await Queue(of).Explain(control_pb2.ExplainRequest(job_ids=job_ids), None)
-        for of in (leader, follower) for job_ids in ([], waiting[1:])
-    ]  # fmt: skip
+        for of in (leader, follower)
+        for job_ids in ([], waiting[1:])
+    ]
     assert [entry.job_id for entry in replies[0].waiting] == waiting
     assert replies[:2] == replies[2:]
 

@@ -114,9 +114,13 @@ def test_an_admission_fits_only_if_every_learner_fits_on_its_node() -> None:
 
 
 def test_the_message_says_that_no_node_can_take_a_whole_learner() -> None:
-    decided = decisions(waiting("a", learners=2, resources={"cpus": 3, "memory": "1GB"}), free=[
-        Free("n0", 2, 16 * GB, 0), Free("n1", 4, 16 * GB, 0),
-    ])  # fmt: skip
+    decided = decisions(
+        waiting("a", learners=2, resources={"cpus": 3, "memory": "1GB"}),
+        free=[
+            Free("n0", 2, 16 * GB, 0),
+            Free("n1", 4, 16 * GB, 0),
+        ],
+    )
     assert "6 CPUs (6 free)" in decided["a"].message
     assert "could each take a whole learner" in decided["a"].message
 

@@ -46,9 +46,13 @@ def damaged(job: Job, how: str) -> str:
 
 
 HOW = [
-    "not JSON", "no mapping", "another's", "fields of other types", "an unknown status",
+    "not JSON",
+    "no mapping",
+    "another's",
+    "fields of other types",
+    "an unknown status",
     "a time beyond all calendars",
-]  # fmt: skip
+]
 
 
 def held(process: Process) -> list[tuple[str, str]]:
@@ -81,7 +85,7 @@ async def test_a_running_job_keeps_its_hardware_when_its_document_is_damaged(pla
     assert (await plane.rested(job_id)).status is Status.KILLED
     assert (await plane.rested(too_large)).status is Status.COMPLETED
     assert (await plane.rested(small)).status is Status.COMPLETED
-    await plane.until(lambda _: held(again) == [], job_id)  # the next look at damaged documents releases it
+    await plane.until(lambda _: held(again) == [], job_id)  # the next check of damaged documents releases it
 
 
 async def test_other_jobs_run_while_one_document_is_damaged(plane: ControlPlane) -> None:
@@ -187,5 +191,5 @@ async def test_an_unreadable_document_stays_known_while_the_store_does_not_answe
     page, _ = await plane.jobs.unreadable(after="", limit=10)
     unreadable.add(page)
     with pytest.raises(Unavailable):
-        await unreadable.look(limit=10)
+        await unreadable.check(limit=10)
     assert unreadable.any  # code that this document may name is not removed

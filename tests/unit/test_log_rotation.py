@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from services.core.domain.errors import NoSpace
 from services.local.log_rotation import rotate, rotate_logs
+from tests.testbed.mounts import small_disk
 from tests.waiting import until
 
 
@@ -51,13 +51,10 @@ async def test_log_that_a_service_floods_is_bounded_and_the_service_writes_on(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small disk can be mounted by root only")
 def test_log_is_unchanged_while_the_disk_has_no_room_for_its_copy(tmp_path: Path) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "weft-test", str(tmp_path)], check=True)
-    try:
+    with small_disk(tmp_path, "size=1m"):
         path = tmp_path / "api.log"
         path.write_bytes(bytes(700_000))
         with pytest.raises(NoSpace):
             rotate(path, copies=3)
         assert names(tmp_path) == ["api.log"]
         assert path.stat().st_size == 700_000
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)

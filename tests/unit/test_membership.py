@@ -48,7 +48,9 @@ async def test_a_restarted_process_revokes_its_predecessor_s_lease_at_once(
     await successor.leave()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"lease": "x"}', "{}"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"lease": "x"}', "{}", '{"lease": Infinity}', pytest.param("[" * 100_000, id="deep")]
+)
 async def test_an_unreadable_file_of_the_predecessor_s_lease_is_ignored(
     status: MemoryStatusStore, tmp_path: Path, text: str
 ) -> None:

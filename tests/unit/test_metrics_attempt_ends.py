@@ -48,9 +48,16 @@ class SetClock:
 
 def running(attempt: int = 1) -> Job:
     job = new_job(
-        job_id=ID, tenant="acme", user="ada", spec={"name": "x", "command": "true"}, code_digest="", idem=ID,
-        idem_digest="", trace="", now=T0,
-    )  # fmt: skip
+        job_id=ID,
+        tenant="acme",
+        user="ada",
+        spec={"name": "x", "command": "true"},
+        code_digest="",
+        idem=ID,
+        idem_digest="",
+        trace="",
+        now=T0,
+    )
     for number in range(1, attempt + 1):
         job = admitted(job, placement={"worker-0": "local"}, dispatcher_term=1, now=T0 + number * 1_000)
         if number < attempt:
@@ -140,6 +147,32 @@ async def test_former_attempt_appends_nothing_later_than_five_seconds_after_the_
     with pytest.raises(PermissionDenied):
         await world.ends.check(learner(1))
     await world.ends.check(learner(2))
+
+
+class SlowJobStore(MemoryJobStore):
+    """Answers reads of jobs when it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.answering = asyncio.Event()
+
+    async def get(self, job_id: str) -> Job | None:
+        self.reads += 1
+        await self.answering.wait()
+        return await super().get(job_id)
+
+
+async def test_a_gang_that_ends_reads_its_document_once_however_slow_the_job_store_is(world: World) -> None:
+    world.jobs = slow = SlowJobStore()
+    await slow.insert(running())
+    gang = [asyncio.create_task(world.ends.check(replace(learner(), name=f"worker-{n}", rank=n))) for n in range(50)]
+    await until(lambda: slow.reads)
+    gang[0].cancel()  # one that leaves ends the read of no other
+    slow.answering.set()
+    await asyncio.wait(gang)
+    assert slow.reads == 1
+    assert [task.exception() for task in gang[1:]] == [None] * 49
 
 
 async def test_job_without_a_document_is_not_refused(world: World) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from services.core.domain.codec import dump
 from services.core.domain.errors import InvalidRequest, PermissionDenied, Unavailable
-from services.core.domain.learner import LearnerStatus
+from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
 from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.status_store import Entry
@@ -131,6 +131,17 @@ async def test_no_learner_starts_if_a_helper_of_the_gang_gave_up(store: CountedS
     await reports.write(me, status(me))
     gave_up = replace(status(other, Phase.STORED), reason="DataStoreDenied")
     assert await reports.write(other, gave_up) == WRITTEN
+    assert await attempts.may_go(me) == (True, False)
+
+
+async def test_no_learner_starts_if_another_of_its_gang_was_stopped_and_etcd_has_lost_the_stop(
+    store: CountedStore, attempts: Attempts
+) -> None:
+    await store.announce(1, 2)
+    reports, me, other = Reports(store, attempts), learner(0), learner(1)
+    stopped = Exit(time=1, signal=15, stop_cause="halt")
+    assert await reports.write(other, replace(status(other, Phase.STORED), exit=stopped)) == WRITTEN
+    await reports.write(me, status(me))
     assert await attempts.may_go(me) == (True, False)
 
 

@@ -105,9 +105,15 @@ async def test_learner_of_a_replaced_attempt_hears_that_it_is_not_current(platfo
 
 @pytest.mark.parametrize(
     "value",
-    ["", "[]", '{"attempt": 1}', '{"attempt": 1, "generation": 1, "cause": "whim", "grace_ms": 1}',
-     '{"attempt": 1, "generation": 1, "cause": "halt", "grace_ms": -1}', '{"attempt": "x"}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        '{"attempt": 1}',
+        '{"attempt": 1, "generation": 1, "cause": "whim", "grace_ms": 1}',
+        '{"attempt": 1, "generation": 1, "cause": "halt", "grace_ms": -1}',
+        '{"attempt": "x"}',
+    ],
+)
 async def test_malformed_stop_stops_nothing_and_the_next_one_counts(platform: Platform, value: str) -> None:
     await platform.announce(1)
     await platform.etcd.put(stop_key(JOB), value)

@@ -19,21 +19,43 @@ OWN = f"{JOB}attempts/3/"
 CODE = "tenants/acme/code/" + "a1" * 32
 VERBS: tuple[Verb, ...] = get_args(Verb)
 MINE = [
-    f"{OWN}results/worker-1/model.npz", f"{OWN}results/worker-1/a/b c/ü", f"{OWN}logs/learner-2/training-log.txt",
-    f"{OWN}checkpoints/worker-1/s/1", f"{OWN}checkpoints/worker-1.manifest.json",
-]  # fmt: skip
+    f"{OWN}results/worker-1/model.npz",
+    f"{OWN}results/worker-1/a/b c/ü",
+    f"{OWN}logs/learner-2/training-log.txt",
+    f"{OWN}checkpoints/worker-1/s/1",
+    f"{OWN}checkpoints/worker-1.manifest.json",
+]
 TO_READ = [
-    CODE, f"{JOB}attempts/1/checkpoints/worker-0/w", f"{JOB}attempts/2/checkpoints/worker-1.manifest.json",
+    CODE,
+    f"{JOB}attempts/1/checkpoints/worker-0/w",
+    f"{JOB}attempts/2/checkpoints/worker-1.manifest.json",
     f"{OWN}checkpoints/worker-0/w",
-]  # fmt: skip
+]
 FOREIGN = [
-    f"{OWN}results/worker-0/x", f"{OWN}results/worker-11/x", f"{OWN}results/worker-1", f"{OWN}logs/learner-1/x",
-    f"{OWN}logs/learner-22/x", f"{OWN}other/worker-1/x", f"{OWN}x", f"{JOB}attempts/2/results/worker-1/x",
-    f"{JOB}attempts/4/checkpoints/worker-1/x", f"{JOB}attempts/33/checkpoints/x", f"{JOB}attempts/0/checkpoints/x",
-    f"{JOB}attempts/03/checkpoints/x", f"{JOB}attempts/2/checkpoints", f"{JOB}x", "tenants/acme/jobs/j2/attempts/3/x",
-    "tenants/acme/jobs/j11/attempts/3/results/worker-1/x", "tenants/evil/jobs/j1/attempts/3/results/worker-1/x",
-    "tenants/evil/code/" + "a1" * 32, "tenants/acme/code/x", CODE + "/x", CODE + "0", "weft-check/x", "x",
-]  # fmt: skip
+    f"{OWN}results/worker-0/x",
+    f"{OWN}results/worker-11/x",
+    f"{OWN}results/worker-1",
+    f"{OWN}logs/learner-1/x",
+    f"{OWN}logs/learner-22/x",
+    f"{OWN}other/worker-1/x",
+    f"{OWN}x",
+    f"{JOB}attempts/2/results/worker-1/x",
+    f"{JOB}attempts/4/checkpoints/worker-1/x",
+    f"{JOB}attempts/33/checkpoints/x",
+    f"{JOB}attempts/0/checkpoints/x",
+    f"{JOB}attempts/03/checkpoints/x",
+    f"{JOB}attempts/2/checkpoints",
+    f"{JOB}x",
+    "tenants/acme/jobs/j2/attempts/3/x",
+    "tenants/acme/jobs/j11/attempts/3/results/worker-1/x",
+    "tenants/evil/jobs/j1/attempts/3/results/worker-1/x",
+    "tenants/evil/code/" + "a1" * 32,
+    "tenants/acme/code/x",
+    CODE + "/x",
+    CODE + "0",
+    "weft-check/x",
+    "x",
+]
 
 
 def may(verb: Verb, key: str) -> bool:
@@ -69,11 +91,19 @@ def test_a_helper_neither_reads_nor_writes_foreign_objects(key: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        f"{OWN}results/worker-1/../worker-0/x", f"{OWN}results/worker-1/..", f"{OWN}results/worker-1/./x",
-        f"{OWN}results/worker-1//x", f"{OWN}results/worker-1/", f"/{OWN}results/worker-1/x", "", "..",
-        f"{OWN}results/worker-1/x\n", f"{OWN}results/worker-1/\x00", f"{OWN}results/worker-1/" + "x" * 1024,
+        f"{OWN}results/worker-1/../worker-0/x",
+        f"{OWN}results/worker-1/..",
+        f"{OWN}results/worker-1/./x",
+        f"{OWN}results/worker-1//x",
+        f"{OWN}results/worker-1/",
+        f"/{OWN}results/worker-1/x",
+        "",
+        "..",
+        f"{OWN}results/worker-1/x\n",
+        f"{OWN}results/worker-1/\x00",
+        f"{OWN}results/worker-1/" + "x" * 1024,
     ],
-)  # fmt: skip
+)
 def test_a_key_that_leaves_the_folder_is_refused(key: str) -> None:
     for verb in VERBS:
         with pytest.raises((InvalidRequest, PermissionDenied)):

@@ -43,8 +43,10 @@ def test_n_counts_the_jobs_with_a_number_at_the_step() -> None:
     statistics.add(Column([1, 2, 3], [1.0, math.nan, math.nan]))
     statistics.add(Column([2, 4], [3.0, math.inf]))
     assert [(step, moments.n, moments.mean) for step, moments in statistics.rows()] == [
-        (1, 1, 1.0), (2, 1, 3.0), (4, 1, math.inf),
-    ]  # fmt: skip
+        (1, 1, 1.0),
+        (2, 1, 3.0),
+        (4, 1, math.inf),
+    ]
     assert statistics.rows()[0][1].std == 0.0
     assert math.isnan(statistics.rows()[2][1].std)
 

@@ -12,27 +12,18 @@ from services.core.domain.errors import ResourceExhausted
 from services.core.domain.plan import AttemptPlan, LearnerPlan, Part, PartKind
 from services.core.strategies.registry import with_variables
 from services.node.allocation import Pool, Taken, pick_gpus, pick_ports, pick_uid
+from tests.documents import a_learner, a_plan
 
 UIDS = Pool(70_000, 100)
 PORTS = Pool(20_000, 50)
 
 
 def learners(*gpus: float) -> list[LearnerPlan]:
-    return [
-        LearnerPlan(
-            name=f"worker-{rank}", role="worker", rank=rank, command="", cpus=1, memory=1, gpus=count, node="", token=""
-        )
-        for rank, count in enumerate(gpus)
-    ]
+    return [a_learner(f"worker-{rank}", gpus=count) for rank, count in enumerate(gpus)]
 
 
 def attempt(job: str, number: int = 1, distribution: str = "jax") -> AttemptPlan:
-    return with_variables(
-        AttemptPlan(
-            job=job, tenant="t", attempt=number, term=1, learners=tuple(learners(0, 0)), distribution=distribution,
-            framework="", code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-        )
-    )  # fmt: skip
+    return with_variables(a_plan(*learners(0, 0), job=job, attempt=number, distribution=distribution))
 
 
 def every_port_is_free(port: int) -> bool:

@@ -11,20 +11,15 @@ from services.core.strategies.base import FOLDER_VARIABLES
 from services.core.strategies.registry import with_variables
 from services.node.environment import BASE_PATH, fill_environment
 from services.node.learner_supervisor import helper_environment
+from tests.documents import a_learner, a_plan
 
 
 def learner(rank: int = 0, *, cpus: float = 2.5, gpus: float = 0, env: Mapping[str, str] | None = None) -> LearnerPlan:
-    return LearnerPlan(
-        name=f"worker-{rank}", role="worker", rank=rank, command="true", cpus=cpus, memory=1, gpus=gpus, node="local",
-        token="t", env=env or {},
-    )  # fmt: skip
+    return a_learner(f"worker-{rank}", cpus=cpus, gpus=gpus, env=env or {})
 
 
 def attempt(*learners: LearnerPlan, distribution: str = "none") -> AttemptPlan:
-    return AttemptPlan(
-        job="j1", tenant="t", attempt=2, term=1, learners=learners, distribution=distribution, framework="",
-        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-    )  # fmt: skip
+    return a_plan(*learners, job="j1", attempt=2, distribution=distribution)
 
 
 def environment(gang: AttemptPlan, rank: int = 0, gpus: tuple[int, ...] = ()) -> dict[str, str]:
@@ -37,11 +32,18 @@ def environment(gang: AttemptPlan, rank: int = 0, gpus: tuple[int, ...] = ()) ->
 def test_a_learner_has_its_identity_in_ffdls_and_in_wefts_variables() -> None:
     env = environment(attempt(learner(0), learner(1), learner(2)), rank=1)
     assert {name: env[name] for name in ("TRAINING_ID", "LEARNER_ID", "NUM_LEARNERS", "GPU_COUNT")} == {
-        "TRAINING_ID": "j1", "LEARNER_ID": "2", "NUM_LEARNERS": "3", "GPU_COUNT": "0",
-    }  # fmt: skip
+        "TRAINING_ID": "j1",
+        "LEARNER_ID": "2",
+        "NUM_LEARNERS": "3",
+        "GPU_COUNT": "0",
+    }
     assert {name: value for name, value in env.items() if name.startswith("WEFT_")} == {
-        "WEFT_JOB_ID": "j1", "WEFT_ATTEMPT": "2", "WEFT_ROLE": "worker", "WEFT_RANK": "1", "WEFT_WORLD_SIZE": "3",
-    }  # fmt: skip
+        "WEFT_JOB_ID": "j1",
+        "WEFT_ATTEMPT": "2",
+        "WEFT_ROLE": "worker",
+        "WEFT_RANK": "1",
+        "WEFT_WORLD_SIZE": "3",
+    }
 
 
 def test_all_folder_variables_point_below_the_learners_own_folder() -> None:
@@ -84,20 +86,29 @@ def test_torchrun_has_the_rendezvous_for_python_and_for_torchrun() -> None:
     env = environment(gang, rank=1, gpus=(2, 3))
     plain = {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK")}
     assert plain == {
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20001", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-    }  # fmt: skip
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "20001",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+    }
     assert {name: value for name, value in env.items() if name.startswith("PET_")} == {
-        "PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": "20001",
-    }  # fmt: skip
+    }
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("lo", "lo")
 
 
 def test_jax_has_the_coordinators_address() -> None:
     env = environment(attempt(learner(0), learner(1), distribution="jax"), rank=1)
     assert {name: value for name, value in env.items() if name.startswith("JAX_")} == {
-        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:20001", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1",
-    }  # fmt: skip
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:20001",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "1",
+    }
 
 
 def test_learners_of_one_gang_have_their_own_values_only() -> None:
@@ -105,19 +116,29 @@ def test_learners_of_one_gang_have_their_own_values_only() -> None:
     first, second = environment(gang, rank=0), environment(gang, rank=1)
     different = {name: (first[name], second[name]) for name in first if first[name] != second[name]}
     assert different == {
-        "LANG": ("tlh", "C.UTF-8"), "LEARNER_ID": ("1", "2"), "WEFT_ROLE": ("worker", "ps"), "WEFT_RANK": ("0", "1"),
+        "LANG": ("tlh", "C.UTF-8"),
+        "LEARNER_ID": ("1", "2"),
+        "WEFT_ROLE": ("worker", "ps"),
+        "WEFT_RANK": ("0", "1"),
         "JAX_PROCESS_ID": ("0", "1"),
-    }  # fmt: skip
+    }
     assert first.keys() == second.keys()
 
 
 def test_a_helper_gets_the_operators_settings_but_no_password_of_a_store() -> None:
     given = {
-        "WEFT_DATA_PATHS": "/data", "HTTPS_PROXY": "http://proxy", "SECRET": "x", "PATH": "/bin",
-        "WEFT_JOB_STORE": "mongodb://weft:hunter2@db/", "WEFT_BROKER_URL": "amqp://weft:hunter2@mq",
-        "WEFT_S3_ACCESS_KEY": "weft", "WEFT_S3_SECRET_KEY": "hunter2", "WEFT_S3_SESSION_TOKEN": "hunter2",
-        "WEFT_S3_CREDENTIALS_FILE": "/s3", "WEFT_OBJECT_STORE": "s3://bucket",
-    }  # fmt: skip
+        "WEFT_DATA_PATHS": "/data",
+        "HTTPS_PROXY": "http://proxy",
+        "SECRET": "x",
+        "PATH": "/bin",
+        "WEFT_JOB_STORE": "mongodb://weft:hunter2@db/",
+        "WEFT_BROKER_URL": "amqp://weft:hunter2@mq",
+        "WEFT_S3_ACCESS_KEY": "weft",
+        "WEFT_S3_SECRET_KEY": "hunter2",
+        "WEFT_S3_SESSION_TOKEN": "hunter2",
+        "WEFT_S3_CREDENTIALS_FILE": "/s3",
+        "WEFT_OBJECT_STORE": "s3://bucket",
+    }
     env = helper_environment(given)
     assert (env["WEFT_DATA_PATHS"], env["HTTPS_PROXY"], env["PATH"]) == ("/data", "http://proxy", "/bin")
     withheld = {"SECRET", "WEFT_JOB_STORE", "WEFT_BROKER_URL", *(name for name in given if name.startswith("WEFT_S3_"))}

@@ -10,7 +10,6 @@ import pytest
 
 from services.core.domain.codec import dump, load
 from services.core.domain.errors import StaleFence
-from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime import sdk
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.home import Home
@@ -22,22 +21,14 @@ from services.node.files import NotRemoved, remove_tree
 from services.node.learner import JobFolder, Learner, read_learner
 from services.node.reservation import Allotment, documents, make
 from services.node.settings import NodeSettings
+from tests.documents import a_learner, a_plan
 
 
 @pytest.fixture
 def learner(tmp_path: Path) -> Learner:
     """The first of two."""
-    learners = tuple(
-        LearnerPlan(
-            name=f"worker-{rank}", role="worker", rank=rank, command="true", cpus=1, memory=1, gpus=0, node="local",
-            token=f"token-{rank}", env={"SECRET": f"s-{rank}"},
-        )
-        for rank in (0, 1)
-    )  # fmt: skip
-    plan = AttemptPlan(
-        job="j1", tenant="t", attempt=1, term=1, learners=learners, distribution="none", framework="", code_digest="",
-        inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-    )  # fmt: skip
+    learners = [a_learner(f"worker-{rank}", token=f"token-{rank}", env={"SECRET": f"s-{rank}"}) for rank in (0, 1)]
+    plan = a_plan(*learners, job="j1")
     allotment = Allotment(os.getuid(), os.getgid(), {"worker-0": (), "worker-1": ()}, {})
     (tmp_path / "node").mkdir()
     reserved = documents(with_variables(plan), allotment, home=Home(tmp_path), isolation="process")
@@ -106,16 +97,7 @@ def test_files_of_a_gang_grow_with_its_learners_and_not_with_their_square(tmp_pa
 
     def size(count: int) -> int:
         names = [f"worker-{index}" for index in range(count)]
-        plan = AttemptPlan(
-            job=f"j{count}", tenant="t", attempt=1, term=1, distribution="none", framework="", code_digest="",
-            inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-            learners=tuple(
-                LearnerPlan(
-                    name=name, role="worker", rank=rank, command="true", cpus=1, memory=1, gpus=0, node="n", token="t"
-                )
-                for rank, name in enumerate(names)
-            ),
-        )  # fmt: skip
+        plan = a_plan(*map(a_learner, names), job=f"j{count}")
         allotment = Allotment(os.getuid(), os.getgid(), dict.fromkeys(names, ()), {})
         reserved = documents(with_variables(plan), allotment, home=Home(tmp_path), isolation="process")
         (tmp_path / "node").mkdir(exist_ok=True)

@@ -42,9 +42,12 @@ def start_forking() -> int:
     ends = str(time.monotonic() + 2 * HANG_S)
     for _ in range(4):
         subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", FORK_ON, ends], user=FORKING, group=FORKING, extra_groups=[],
+            [sys.executable, "-I", "-S", "-c", FORK_ON, ends],
+            user=FORKING,
+            group=FORKING,
+            extra_groups=[],
             pass_fds=(held,),
-        ).wait()  # fmt: skip
+        ).wait()
     os.close(held)
     return alive
 

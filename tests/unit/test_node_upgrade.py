@@ -34,8 +34,9 @@ def test_a_learner_reserved_by_an_earlier_version_is_read_with_the_environment_i
     learner = read_learner(folder)
     assert learner is not None
     assert (dict(learner.document.env), set(learner.document.ports.values())) == (
-        WRITTEN["learner.json"]["env"], {20_001},
-    )  # fmt: skip
+        WRITTEN["learner.json"]["env"],
+        {20_001},
+    )
     assert learner.document.plan == load(AttemptPlan, WRITTEN["learner.json"]["plan"])
 
 

@@ -36,14 +36,20 @@ class Entry:
 
     def start(self, command: str, *, store_timeout_s: int = 600, **env: str) -> None:
         variables = {
-            "PATH": os.environ["PATH"], "MODEL_DIR": str(self.root / "job" / "model-code"), **env,
-            layout.COMMAND_VARIABLE: command, layout.STORE_TIMEOUT_VARIABLE: str(store_timeout_s),
-        }  # fmt: skip
+            "PATH": os.environ["PATH"],
+            "MODEL_DIR": str(self.root / "job" / "model-code"),
+            **env,
+            layout.COMMAND_VARIABLE: command,
+            layout.STORE_TIMEOUT_VARIABLE: str(store_timeout_s),
+        }
         with (self.root / "log").open("wb") as log, (self.root / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
                 [*self._shell, str(ENTRY), str(self.root), str(self.root / "message")],
-                stdout=log, stderr=errors, env=variables, start_new_session=True,
-            )  # fmt: skip
+                stdout=log,
+                stderr=errors,
+                env=variables,
+                start_new_session=True,
+            )
 
     def go(self) -> None:
         (self.root / "control" / "go").touch()
@@ -104,8 +110,15 @@ def entry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Entry]:
 def record(**fields: object) -> dict[str, object]:
     """``exit.json`` of a command that ended with 0."""
     return {
-        "schema": 1, "code": 0, "signal": None, "stop_cause": "", "lost": False, "oom": False, "run": 1, **fields,
-    }  # fmt: skip
+        "schema": 1,
+        "code": 0,
+        "signal": None,
+        "stop_cause": "",
+        "lost": False,
+        "oom": False,
+        "run": 1,
+        **fields,
+    }
 
 
 def test_command_starts_only_after_go_and_its_output_is_in_the_run_and_in_the_containers_log(entry: Entry) -> None:
@@ -234,6 +247,16 @@ def test_sigterm_of_the_kubelet_reaches_the_command_and_results_are_still_stored
     assert entry.runs()
     entry.store()
     assert entry.wait() == 5
+
+
+def test_pod_that_is_deleted_while_its_command_starts_ends(entry: Entry) -> None:
+    entry.start("echo up; while :; do sleep 0.05; done", WEFT_POD_GRACE_S="600")
+    entry.go()
+    eventually(lambda: entry.text("runs/1/start.json"))
+    entry.terminate()
+    assert entry.exit() == record(code=None, signal=signal.SIGTERM)
+    entry.store()
+    assert entry.wait() == 128 + signal.SIGTERM
 
 
 def test_stop_that_cannot_be_read_stops_nothing(entry: Entry) -> None:

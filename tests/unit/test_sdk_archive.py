@@ -67,10 +67,20 @@ def test_the_temporary_zip_is_removed(tmp_path: Path) -> None:
 
 
 def test_files_made_by_tools_are_left_out(tmp_path: Path) -> None:
-    root = folder(tmp_path, {
-        "train.py": "", ".git/HEAD": "", "a/__pycache__/x.cpython-311.pyc": "", ".venv/bin/python": "",
-        "node_modules/x/index.js": "", "env/pyvenv.cfg": "", "env/lib/big.py": "", "old.pyc": "", ".weftignore": "",
-    })  # fmt: skip
+    root = folder(
+        tmp_path,
+        {
+            "train.py": "",
+            ".git/HEAD": "",
+            "a/__pycache__/x.cpython-311.pyc": "",
+            ".venv/bin/python": "",
+            "node_modules/x/index.js": "",
+            "env/pyvenv.cfg": "",
+            "env/lib/big.py": "",
+            "old.pyc": "",
+            ".weftignore": "",
+        },
+    )
     assert paths(root) == ["train.py"]
 
 

@@ -25,9 +25,14 @@ def test_every_platform_error_has_an_sdk_error(kind: type[platform.WeftError]) -
 def test_problem_document_becomes_the_matching_error(kind: type[platform.WeftError]) -> None:
     row = platform.TABLE[kind]
     problem = {
-        "type": row.problem_type, "title": "T", "status": row.http, "code": row.code, "detail": "what to do",
-        "errors": [{"pointer": "/roles/worker/count", "message": "m", "hint": "h"}], "trace_id": "t",
-    }  # fmt: skip
+        "type": row.problem_type,
+        "title": "T",
+        "status": row.http,
+        "code": row.code,
+        "detail": "what to do",
+        "errors": [{"pointer": "/roles/worker/count", "message": "m", "hint": "h"}],
+        "trace_id": "t",
+    }
     error = sdk.from_problem(row.http, problem, retry_after="7")
     assert type(error).__name__ == kind.__name__
     assert (str(error), error.status, error.retry_after_s, error.trace_id) == ("what to do", row.http, 7.0, "t")
@@ -37,10 +42,14 @@ def test_problem_document_becomes_the_matching_error(kind: type[platform.WeftErr
 @pytest.mark.parametrize(
     ("status", "problem", "kind"),
     [
-        (404, None, sdk.NotFound), (502, None, sdk.Unavailable), (500, {}, sdk.Internal), (418, None, sdk.Internal),
-        (429, {"code": "not-known-yet"}, sdk.ResourceExhausted), (400, {"errors": ["x", None]}, sdk.InvalidRequest),
+        (404, None, sdk.NotFound),
+        (502, None, sdk.Unavailable),
+        (500, {}, sdk.Internal),
+        (418, None, sdk.Internal),
+        (429, {"code": "not-known-yet"}, sdk.ResourceExhausted),
+        (400, {"errors": ["x", None]}, sdk.InvalidRequest),
     ],
-)  # fmt: skip
+)
 def test_answer_without_a_known_code_maps_by_its_status(
     status: int, problem: dict[str, object] | None, kind: type[sdk.WeftError]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -119,11 +119,32 @@ def test_platform_that_never_answered_is_given_up_quickly(http: Sessions) -> Non
     assert 0 < clock.now <= FIRST_RETRY_FOR_S
 
 
-def test_delete_is_not_retried_because_it_may_have_happened(http: Sessions) -> None:
-    clock = Clock()
-    with scripted(lambda _request, _n: unavailable()) as server, pytest.raises(Unavailable):
-        http(server.url, clock).json("DELETE", "/v1/jobs/j1")
-    assert len(server.requests) == 1
+def missing() -> Answer:
+    return json_answer({"code": "not_found", "detail": "there is no job j1"}, 404)
+
+
+@pytest.mark.parametrize("lost", [unavailable(), Answer(200, b"x" * 50, cut_after=10)], ids=["503", "cut"])
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_job_whose_deletion_lost_its_answer_is_deleted_not_missing(lost: Answer, *, kill: bool) -> None:
+    with scripted(lambda _request, n: lost if n == 0 else missing()) as server, client(server.url) as connected:
+        connected.jobs.delete("j1", kill=kill)
+    assert [request.method for request in server.requests] == ["DELETE", "DELETE"]
+
+
+def refused(error: type[WeftError], answers: list[Answer], call: Callable[[TheClient], object]) -> None:
+    """The call is answered with these, and raises the error."""
+    with scripted(lambda _request, n: answers[n]) as server, client(server.url) as connected, pytest.raises(error):
+        call(connected)
+
+
+def test_deleting_a_job_that_does_not_exist_is_an_error() -> None:
+    busy = json_answer({"code": "resource_exhausted", "detail": "too fast"}, 429, Retry_After="0")
+    for answers in ([missing()], [busy, missing()]):
+        refused(NotFound, answers, lambda connected: connected.jobs.delete("j1"))
+
+
+def test_reading_a_job_that_is_missing_after_a_lost_answer_is_an_error() -> None:
+    refused(NotFound, [unavailable(), missing()], lambda connected: connected.jobs.get("j1"))
 
 
 def test_each_post_is_retried_under_its_own_idempotency_key(http: Sessions) -> None:
@@ -401,8 +422,11 @@ def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["model.bin"]
     assert [request.headers.get("range") for request in server.requests[1:]] == [
-        None, "bytes=100000-", "bytes=100001-", "bytes=600001-",
-    ]  # fmt: skip
+        None,
+        "bytes=100000-",
+        "bytes=100001-",
+        "bytes=600001-",
+    ]
     assert progress[-1] == (len(CONTENT), len(CONTENT))
 
 
@@ -450,10 +474,12 @@ def test_download_takes_the_newest_attempt_with_files() -> None:
     listed = [
         Artifact(path, 1, "", parse_time(TIME))
         for path in (
-            "attempts/1/results/worker-0/a", "attempts/2/results/worker-0/b", "attempts/10/logs/learner-1/c",
+            "attempts/1/results/worker-0/a",
+            "attempts/2/results/worker-0/b",
+            "attempts/10/logs/learner-1/c",
             "code.zip",
         )
-    ]  # fmt: skip
+    ]
     assert [name for name, _artifact in choose(listed, "results")] == ["worker-0/b"]
     assert [name for name, _artifact in choose(listed, "logs")] == ["learner-1/c"]
     assert [name for name, _artifact in choose(listed, "code")] == ["code.zip"]

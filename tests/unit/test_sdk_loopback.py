@@ -102,9 +102,12 @@ def test_headers_paths_and_parameters_arrive_as_they_were_given(platform: Platfo
     with scripted(lambda _, __: json_answer({})) as server:
         client = platform(f"{server.url}/prefix/")
         client.request(
-            "PATCH", "/v1/jobs/a b/\u00e4%2F", params={"q": "name=\u00e4 b", "tag": ["x", "y"]},
-            body={"text": "\u00e4"}, headers={"Idempotency-Key": "once"},
-        )  # fmt: skip
+            "PATCH",
+            "/v1/jobs/a b/\u00e4%2F",
+            params={"q": "name=\u00e4 b", "tag": ["x", "y"]},
+            body={"text": "\u00e4"},
+            headers={"Idempotency-Key": "once"},
+        )
         (request,) = server.requests
         assert request.path == "/prefix/v1/jobs/a%20b/%C3%A4%2F?q=name%3D%C3%A4+b&tag=x&tag=y"
         assert request.body == b'{"text": "\\u00e4"}'

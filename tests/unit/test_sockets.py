@@ -18,7 +18,13 @@ from services.core.adapters.rpc.server import serve
 from services.core.domain.errors import InvalidRequest, Unavailable, WeftError
 from services.core.runtime.address import SOCKET_PATH_BYTES, Address
 from services.core.runtime.held_sockets import for_child, take_inherited
-from services.core.runtime.sockets import SocketPlace, connect_socket, make_private_folder, remove_unfinished
+from services.core.runtime.sockets import (
+    SocketPlace,
+    connect_socket,
+    make_private_folder,
+    open_private_folder,
+    remove_unfinished,
+)
 from tests.testbed.hints import add_nudged, nudge
 from tests.testbed.identities import credential, guard
 
@@ -102,6 +108,14 @@ def test_a_folder_that_others_may_enter_is_refused_by_servers_and_clients(folder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_this_user_in_a_pods_volume_is_private_once_it_is_made_so(tmp_path: Path) -> None:
+    folder = tmp_path / "of a group"
+    folder.mkdir()
+    folder.chmod(0o2700)  # as a volume with fsGroup hands it down
+    make_private_folder(folder)
+    os.close(open_private_folder(folder))
+
+
 def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
     os.chown(folder, 65534, 65534)
     with pytest.raises(WeftError, match="must belong to user 0"):

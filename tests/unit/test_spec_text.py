@@ -29,7 +29,7 @@ ALIASES = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
         (b"a: '1'\nb: !!str 2\nc: \"true\"\n", {"a": "1", "b": "2", "c": "true"}),
         ("name: größe\n".encode(), {"name": "größe"}),
     ],
-)  # fmt: skip
+)
 def test_yaml_and_json_are_parsed(text: bytes, expected: dict[str, Any]) -> None:
     assert parse_spec_text(text) == expected
 
@@ -37,8 +37,11 @@ def test_yaml_and_json_are_parsed(text: bytes, expected: dict[str, Any]) -> None
 def test_words_with_a_special_meaning_in_yaml_1_1_stay_text() -> None:
     text = b"on: [infrastructure]\nmax_runtime: 1:30\ncountry: no\nsince: 2026-01-01\n"
     assert parse_spec_text(text) == {
-        "on": ["infrastructure"], "max_runtime": "1:30", "country": "no", "since": "2026-01-01",
-    }  # fmt: skip
+        "on": ["infrastructure"],
+        "max_runtime": "1:30",
+        "country": "no",
+        "since": "2026-01-01",
+    }
 
 
 @pytest.mark.parametrize(

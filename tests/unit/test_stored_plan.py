@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.core.domain.errors import InvalidRequest
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan, Part, PartKind
+from services.core.domain.plan import AttemptPlan, Input, Part, PartKind
 from services.core.domain.spec import MAX_LEARNERS, RUNNABLE_DISTRIBUTIONS
 from services.core.formats import stored_plan
 from services.core.strategies.registry import with_variables
+from tests.documents import a_learner, a_plan
 
 ROLES = (("worker", 2, 2.0), ("ps", 1, 0.0), ("evaluator", 1, 0.5))
 
@@ -26,19 +27,37 @@ def gang(
 ) -> AttemptPlan:
     names = [(role, index, gpus) for role, count, gpus in roles for index in range(count)]
     learners = tuple(
-        LearnerPlan(
-            name=f"{role}-{index}", role=role, rank=rank, command=f"train {role}", cpus=4, memory=2**30, gpus=gpus,
-            node=f"node-{rank}", token=f"secret-of-{rank}", env=env or {},
+        a_learner(
+            f"{role}-{index}",
+            rank=rank,
+            command=f"train {role}",
+            cpus=4,
+            memory=2**30,
+            gpus=gpus,
+            node=f"node-{rank}",
+            token=f"secret-of-{rank}",
+            env=env or {},
         )
         for rank, (role, index, gpus) in enumerate(names)
-    )  # fmt: skip
+    )
     return with_variables(
-        AttemptPlan(
-            job="j1", tenant="t", attempt=3, term=7, learners=learners, distribution=distribution, framework="jax-0.10",
-            code_digest="sha256:00", inputs=(Input(mount="m", type="http", location="http://h/"),), grace=1,
-            store_timeout=2, checkpoint_keep=3, metrics_files=("a.jsonl",), checkpoint_attempts=(2, 1), trace="00-1",
+        a_plan(
+            *learners,
+            job="j1",
+            attempt=3,
+            term=7,
+            distribution=distribution,
+            framework="jax-0.10",
+            code_digest="sha256:00",
+            inputs=(Input(mount="m", type="http", location="http://h/"),),
+            grace=1,
+            store_timeout=2,
+            checkpoint_keep=3,
+            metrics_files=("a.jsonl",),
+            checkpoint_attempts=(2, 1),
+            trace="00-1",
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("distribution", sorted(RUNNABLE_DISTRIBUTIONS))

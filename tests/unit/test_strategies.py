@@ -19,7 +19,6 @@ from services.core.domain.plan import (
     AttemptPlan,
     ClusterValues,
     Folder,
-    LearnerPlan,
     Part,
     PartKind,
     fill,
@@ -27,6 +26,7 @@ from services.core.domain.plan import (
 )
 from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS, is_reserved_variable
 from services.core.strategies.registry import STRATEGIES, with_variables
+from tests.documents import a_learner, a_plan
 
 DEFAULTS = {"LANG", "USER", "LOGNAME", "OMP_NUM_THREADS", "PYTHONPATH", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 """What users may set as well."""
@@ -35,27 +35,21 @@ DEFAULTS = {"LANG", "USER", "LOGNAME", "OMP_NUM_THREADS", "PYTHONPATH", "GLOO_SO
 def gang(distribution: str, env: Mapping[str, str] | None = None) -> AttemptPlan:
     """Two workers with two GPUs each, and a parameter server without."""
     learners = tuple(
-        LearnerPlan(
-            name=f"{role}-{index}", role=role, rank=rank, command="true", cpus=4, memory=1, gpus=gpus, node="n",
-            token="secret", env=env or {},
-        )
+        a_learner(f"{role}-{index}", rank=rank, cpus=4, gpus=gpus, token="secret", env=env or {})
         for rank, (role, index, gpus) in enumerate((("worker", 0, 2), ("worker", 1, 2), ("ps", 0, 0)))
-    )  # fmt: skip
-    return with_variables(
-        AttemptPlan(
-            job="j1", tenant="t", attempt=3, term=1, learners=learners, distribution=distribution, framework="",
-            code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-        )
-    )  # fmt: skip
+    )
+    return with_variables(a_plan(*learners, job="j1", attempt=3, distribution=distribution))
 
 
 def values(plan: AttemptPlan, rank: int, *, interface: str | None = "eth1") -> ClusterValues:
     """A cluster whose learners have hosts of their own."""
     return ClusterValues(
-        address_of=lambda name: f"{name}.hosts", ports=dict.fromkeys(learners_with_ports(plan), 29_500),
-        interface=interface, folders={folder: f"/f/{folder}" for folder in Folder},
+        address_of=lambda name: f"{name}.hosts",
+        port_of=lambda _: 29_500,
+        interface=interface,
+        folders={folder: f"/f/{folder}" for folder in Folder},
         gpu_count=int(plan.learners[rank].gpus),
-    )  # fmt: skip
+    )
 
 
 def filled(plan: AttemptPlan, rank: int, *, interface: str | None = "eth1") -> dict[str, str]:
@@ -65,13 +59,30 @@ def filled(plan: AttemptPlan, rank: int, *, interface: str | None = "eth1") -> d
 def base(rank: int, role: str, gpus: int) -> dict[str, str]:
     """The variables of every learner, with any distribution."""
     return {
-        "LANG": "C.UTF-8", "USER": "weft", "LOGNAME": "weft", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/f/sdk",
-        "JOB_STATE_DIR": "/f/job-state", "MODEL_DIR": "/f/model", "DATA_DIR": "/f/data", "RESULT_DIR": "/f/result",
-        "CHECKPOINT_DIR": "/f/checkpoint", "LOG_DIR": "/f/log", "HOME": "/f/home", "TMPDIR": "/f/temporary",
-        "TRAINING_ID": "j1", "LEARNER_ID": str(rank + 1), "NUM_LEARNERS": "3", "GPU_COUNT": str(gpus),
-        "WEFT_JOB_ID": "j1", "WEFT_ATTEMPT": "3", "WEFT_ROLE": role, "WEFT_RANK": str(rank), "WEFT_WORLD_SIZE": "3",
+        "LANG": "C.UTF-8",
+        "USER": "weft",
+        "LOGNAME": "weft",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": "/f/sdk",
+        "JOB_STATE_DIR": "/f/job-state",
+        "MODEL_DIR": "/f/model",
+        "DATA_DIR": "/f/data",
+        "RESULT_DIR": "/f/result",
+        "CHECKPOINT_DIR": "/f/checkpoint",
+        "LOG_DIR": "/f/log",
+        "HOME": "/f/home",
+        "TMPDIR": "/f/temporary",
+        "TRAINING_ID": "j1",
+        "LEARNER_ID": str(rank + 1),
+        "NUM_LEARNERS": "3",
+        "GPU_COUNT": str(gpus),
+        "WEFT_JOB_ID": "j1",
+        "WEFT_ATTEMPT": "3",
+        "WEFT_ROLE": role,
+        "WEFT_RANK": str(rank),
+        "WEFT_WORLD_SIZE": "3",
         "OMP_NUM_THREADS": "4",
-    }  # fmt: skip
+    }
 
 
 LEARNERS = [(0, "worker", 2), (1, "worker", 2), (2, "ps", 0)]
@@ -88,11 +99,19 @@ def test_torchrun_meets_at_rank_0(rank: int, role: str, gpus: int) -> None:
     plan = gang("torchrun")
     assert filled(plan, rank) == {
         **base(rank, role, gpus),
-        "MASTER_ADDR": "worker-0.hosts", "MASTER_PORT": "29500", "RANK": str(rank), "WORLD_SIZE": "3",
-        "LOCAL_RANK": "0", "PET_NNODES": "3", "PET_NPROC_PER_NODE": str(max(1, gpus)), "PET_NODE_RANK": str(rank),
-        "PET_MASTER_ADDR": "worker-0.hosts", "PET_MASTER_PORT": "29500",
-        "GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "eth1",
-    }  # fmt: skip
+        "MASTER_ADDR": "worker-0.hosts",
+        "MASTER_PORT": "29500",
+        "RANK": str(rank),
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "PET_NNODES": "3",
+        "PET_NPROC_PER_NODE": str(max(1, gpus)),
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": "worker-0.hosts",
+        "PET_MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "NCCL_SOCKET_IFNAME": "eth1",
+    }
     assert learners_with_ports(plan) == ["worker-0"]
 
 
@@ -101,16 +120,19 @@ def test_jax_meets_at_rank_0(rank: int, role: str, gpus: int) -> None:
     plan = gang("jax")
     assert filled(plan, rank) == {
         **base(rank, role, gpus),
-        "JAX_COORDINATOR_ADDRESS": "worker-0.hosts:29500", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": str(rank),
-    }  # fmt: skip
+        "JAX_COORDINATOR_ADDRESS": "worker-0.hosts:29500",
+        "JAX_NUM_PROCESSES": "3",
+        "JAX_PROCESS_ID": str(rank),
+    }
     assert learners_with_ports(plan) == ["worker-0"]
 
 
 def test_a_cluster_that_names_no_interface_leaves_its_variables_out() -> None:
     present = filled(gang("torchrun"), 0)
     assert present.keys() - filled(gang("torchrun"), 0, interface=None).keys() == {
-        "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
-    }  # fmt: skip
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+    }
 
 
 def test_users_values_win_over_defaults_and_never_over_reserved_variables() -> None:

@@ -12,11 +12,38 @@ ROOT: Final = Path(__file__).parents[2]
 FOLDERS: Final = ("services", "cli/weft", "tests", "bench", "scripts", "examples")
 OLD_NAMES: Final = frozenset({"each", "facts", "found", "its", "it", "one", "said", "seen", "uses", "who", "whom"})
 """Not to be bound as a whole name: a variable is named for what it holds."""
-OLD_WORDS: Final = frozenset({
-    "asked", "aside", "asides", "bell", "bells", "chores", "door", "doors", "gate", "instruments", "keeper", "measures",
-    "meters", "noted", "obey", "obeyed", "patience", "patiently", "peers", "presence", "pulse", "remembered", "shapes",
-    "tier", "told", "wish", "wished", "wishes",
-})  # fmt: skip
+OLD_WORDS: Final = frozenset(
+    {
+        "asked",
+        "aside",
+        "asides",
+        "bell",
+        "bells",
+        "chores",
+        "door",
+        "doors",
+        "gate",
+        "instruments",
+        "keeper",
+        "measures",
+        "meters",
+        "noted",
+        "obey",
+        "obeyed",
+        "patience",
+        "patiently",
+        "peers",
+        "presence",
+        "pulse",
+        "remembered",
+        "shapes",
+        "tier",
+        "told",
+        "wish",
+        "wished",
+        "wishes",
+    }
+)
 """Not to be part of any name."""
 FIELD_TERMS: Final = r"scheduling_?gates?"
 """Terms of others that contain such a word: a scheduling gate is Kubernetes' name for what keeps a pod unscheduled."""

@@ -10,18 +10,32 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_tests_on_one_platform_or_cluster_are_one_unit_and_all_others_go_by_file() -> None:
-    groups = units([
-        "a/test_life.py::test_one[embedded]", "a/test_cli.py::test_two[embedded-3]",
-        "a/test_life.py::test_one[every-hint-dropped]", "a/test_cli.py::test_two[every-hint-dropped-3]",
-        "a/test_up.py::test_three[embedded]", "a/test_up.py::test_four", "a/test_life.py::test_five",
-        "tests/cluster/test_pods.py::test_six", "tests/cluster/test_testbed.py::test_seven",
-        "tests/helm/test_rendered.py::test_eight",
-    ])  # fmt: skip
+    groups = units(
+        [
+            "a/test_life.py::test_one[embedded]",
+            "a/test_cli.py::test_two[embedded-3]",
+            "a/test_life.py::test_one[every-hint-dropped]",
+            "a/test_cli.py::test_two[every-hint-dropped-3]",
+            "a/test_up.py::test_three[embedded]",
+            "a/test_up.py::test_four",
+            "a/test_life.py::test_five",
+            "tests/cluster/test_pods.py::test_six",
+            "tests/cluster/test_testbed.py::test_seven",
+            "tests/helm/test_rendered.py::test_eight",
+        ]
+    )
     assert list(groups.values()) == [
-        "platform embedded", "platform embedded", "platform every-hint-dropped", "platform every-hint-dropped",
-        "a/test_up.py", "a/test_up.py", "a/test_life.py", "tests/cluster", "tests/cluster",
+        "platform embedded",
+        "platform embedded",
+        "platform every-hint-dropped",
+        "platform every-hint-dropped",
+        "a/test_up.py",
+        "a/test_up.py",
+        "a/test_life.py",
         "tests/cluster",
-    ]  # fmt: skip
+        "tests/cluster",
+        "tests/cluster",
+    ]
 
 
 def test_every_file_that_is_said_to_take_long_is_there() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weft._aio._http import AsyncHttp
 from weft._aio._jobs import AsyncJobs
 from weft._aio._keys import AsyncKeys
+from weft._aio._secrets import AsyncSecrets
 from weft._errors import WeftError
 from weft._profile import Profile, resolve
 from weft._users import users_of
@@ -46,6 +47,7 @@ class AsyncClient:
         self._http = AsyncHttp(self.profile, transport=transport, on_wait=on_wait)
         self.jobs = AsyncJobs(self._http)
         self.keys = AsyncKeys(self._http)
+        self.secrets = AsyncSecrets(self._http)
 
     @property
     def url(self) -> str:

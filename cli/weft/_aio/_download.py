@@ -7,7 +7,6 @@ changed since, the platform sends the whole and the part starts anew.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,15 +50,11 @@ async def download(
     record = DownloadRecord(folder)
     if not force:
         record.check(inside(folder, name) for name, _artifact in chosen)
-    try:
-        fetched = await _fetch_all(http, path, chosen, record, on_bytes=on_bytes)
-        if what == "code" and unpacked:
-            etag = chosen[0][1].etag
-            return await to_thread(partial(unpack, fetched[0], folder, record, etag=etag, force=force))
-        return fetched
-    finally:
-        if folder.is_dir():
-            record.write()
+    fetched = await _fetch_all(http, path, chosen, record, on_bytes=on_bytes)
+    if what == "code" and unpacked:
+        etag = chosen[0][1].etag
+        return await to_thread(partial(unpack, fetched[0], folder, record, etag=etag, force=force))
+    return fetched
 
 
 async def _fetch_all(
@@ -80,30 +75,29 @@ async def _fetch_all(
 
         target = inside(record.folder, name)
         if not record.has(target, artifact.etag):
-            await _fetch(http, f"{path}/{quote(artifact.path)}", artifact, target, count)
-            record.add(target, artifact.etag)
+            part = await _fetch(http, f"{path}/{quote(artifact.path)}", artifact, target, count)
+            record.place(part, target, artifact.etag)
         fetched.append(target)
         done += artifact.size
         on_bytes(done, total)
     return fetched
 
 
-async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> None:
+async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> Path:
+    """The part file, whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    version = hashlib.sha256(artifact.etag.encode()).hexdigest()[:12]
-    part = part_file(target, version)
+    part = part_file(target, artifact.etag)
     fruitless, had = 0, -1
     while True:
         try:
             await _go_on(http, url, artifact, part, count)
-            break
+            return part
         except ConnectionFailed:
             now = part.stat().st_size if part.exists() else 0
             fruitless = 0 if now > had else fruitless + 1
             had = now
             if fruitless >= _FRUITLESS:
                 raise
-    part.replace(target)
 
 
 async def _go_on(http: AsyncHttp, url: str, artifact: Artifact, part: Path, count: Callable[[int], None]) -> None:

@@ -132,9 +132,16 @@ class AsyncJob:
         """
         if not follow:
             lines = self._jobs.logs(
-                self.id, rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search, tail=tail,
+                self.id,
+                rank=rank,
+                role=role,
+                attempt=attempt,
+                stream=stream,
+                since=since,
+                search=search,
+                tail=tail,
                 by_time=by_time,
-            )  # fmt: skip
+            )
             async for line in lines:
                 yield line
             return

@@ -271,7 +271,7 @@ class AsyncJobs:
         deadline = time.monotonic() + 60
         while True:
             try:
-                await self._http.json("DELETE", _path(id), params={"kill": True if kill else None}, safe=kill)
+                await self._http.json("DELETE", _path(id), params={"kill": True if kill else None})
             except WeftError as refused:
                 # The platform says so itself: its own wait was too short, send it again.
                 again = kill and refused.status == 409 and refused.retry_after_s is not None
@@ -495,9 +495,15 @@ class AsyncJobs:
 
         listed = [artifact async for artifact in self.artifacts(id, attempt=attempt)]
         return await download(
-            self._http, _path(id, "artifacts"), listed, Path(folder), what=what, on_bytes=on_bytes, force=force,
+            self._http,
+            _path(id, "artifacts"),
+            listed,
+            Path(folder),
+            what=what,
+            on_bytes=on_bytes,
+            force=force,
             unpacked=unpacked,
-        )  # fmt: skip
+        )
 
     async def _pages(self, path: str, field: str, params: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The entries of all pages."""
@@ -532,9 +538,14 @@ def _log_params(
     search: str | None,
 ) -> dict[str, Any]:
     return {
-        "rank": rank, "role": role, "attempt": attempt, "stream": stream,
-        "since": _time(since), "until": _time(until), "search": search,
-    }  # fmt: skip
+        "rank": rank,
+        "role": role,
+        "attempt": attempt,
+        "stream": stream,
+        "since": _time(since),
+        "until": _time(until),
+        "search": search,
+    }
 
 
 def _time(value: datetime | str | None) -> str | None:

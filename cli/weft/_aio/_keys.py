@@ -37,4 +37,4 @@ class AsyncKeys:
 
     async def revoke(self, id: str) -> None:  # noqa: A002 - the API's word
         """Ends a key: it stops working within seconds. NotFound where there is none."""
-        await self._http.json("DELETE", f"{_KEYS}/{id}", safe=True)
+        await self._http.json("DELETE", f"{_KEYS}/{id}")

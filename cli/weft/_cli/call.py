@@ -108,9 +108,14 @@ def shared_options(command: F) -> F:
 def output_option(command: F, forms: tuple[str, ...] = FORMS) -> F:
     """-o, and FfDL's --json."""
     output = click.option(
-        "-o", "--output", type=click.Choice(forms), expose_value=False, is_eager=True, callback=_set("output"),
+        "-o",
+        "--output",
+        type=click.Choice(forms),
+        expose_value=False,
+        is_eager=True,
+        callback=_set("output"),
         help="How to print; json: nothing else on stdout.",
-    )  # fmt: skip
+    )
     json = click.option("--json", is_flag=True, expose_value=False, hidden=True, callback=_json)
     return output(json(command))
 

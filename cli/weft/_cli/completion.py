@@ -1,4 +1,4 @@
-"""What the shell completes: jobs, statuses, profiles, metric names, fields of the spec.
+"""What the shell completes: jobs, statuses, secrets, profiles, metric names, fields of the spec.
 
 Completion never fails and never waits: without an answer there is nothing to complete. Imports click alone.
 """
@@ -16,8 +16,17 @@ if TYPE_CHECKING:
     from weft._errors import WeftError
 
 STATUSES: Final = (
-    "QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING", "HALTED", "COMPLETED", "FAILED", "KILLED",
-)  # fmt: skip
+    "QUEUED",
+    "PENDING",
+    "DOWNLOADING",
+    "PROCESSING",
+    "STORING",
+    "HALTING",
+    "HALTED",
+    "COMPLETED",
+    "FAILED",
+    "KILLED",
+)
 _NEWEST: Final = 100
 """Jobs that are offered."""
 
@@ -43,6 +52,21 @@ def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) 
     # Ids are offered once the beginning of one is typed: names are what people know.
     ids = {id_ for id_, _, _ in jobs}
     return [item for item in items if item.value.startswith(incomplete) and (incomplete or item.value not in ids)]
+
+
+def complete_secrets(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The tenant's secrets."""
+    from weft._errors import WeftError
+
+    client = _client(ctx)
+    if client is None:
+        return []
+    try:
+        with client:
+            secrets = client.secrets.list(tenant=ctx.params.get("tenant"))
+    except (WeftError, OSError):
+        return []
+    return _starting([(secret["name"], ", ".join(secret["keys"])) for secret in secrets], incomplete)
 
 
 def complete_status(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -53,9 +53,13 @@ def weft_error(failure: WeftError, *, form: str = "table") -> int:
             {"pointer": e.pointer, "message": e.message, "hint": e.hint, "place": e.place} for e in failure.errors
         ]
         document = {
-            "code": failure.code, "message": failure.message, "errors": fields, "exit_code": failure.exit_code,
-            "retryable": failure.retryable, "trace_id": failure.trace_id,
-        }  # fmt: skip
+            "code": failure.code,
+            "message": failure.message,
+            "errors": fields,
+            "exit_code": failure.exit_code,
+            "retryable": failure.retryable,
+            "trace_id": failure.trace_id,
+        }
         _document(document, form)
         return failure.exit_code
     if len(failure.errors) > 1:
@@ -75,8 +79,13 @@ def weft_error(failure: WeftError, *, form: str = "table") -> int:
 def _shown(code: str, message: str, *, exit_code: int, form: str, then: str = "") -> int:
     if form in MACHINE:
         document = {
-            "code": code, "message": message, "errors": [], "exit_code": exit_code, "retryable": False, "trace_id": "",
-        }  # fmt: skip
+            "code": code,
+            "message": message,
+            "errors": [],
+            "exit_code": exit_code,
+            "retryable": False,
+            "trace_id": "",
+        }
         _document(document, form)
     else:
         line(message, then=then)

@@ -6,6 +6,7 @@ from typing import Final
 
 _ROLES: Final = "roles: {ps: {count: 1, command: python3 server.py}, worker: {count: 4}}"
 _STORE: Final = "data_stores:\n  - {id: web, type: http, url: 'https://example.org/mnist.npz'}"
+_S3: Final = "id: bucket, type: s3, url: 's3://bucket/digits', secret: s3"
 EXAMPLES: Final[dict[str, str]] = {
     "checkpoint": "checkpoint: {keep: 5}",
     "checkpoint.path": "checkpoint: {path: ckpt}",
@@ -14,7 +15,9 @@ EXAMPLES: Final[dict[str, str]] = {
     "data_stores": _STORE,
     "data_stores.path": "data_stores:\n  - {id: shared, type: local, path: /srv/data}",
     "data_stores.claim": "data_stores:\n  - {id: images, type: pvc, claim: imagenet}",
-    "data_stores.secret": "data_stores:\n  - {id: bucket, type: s3, url: 's3://bucket', secret: s3-key}",
+    "data_stores.endpoint": f"data_stores:\n  - {{{_S3}, endpoint: 'https://s3.example.org'}}",
+    "data_stores.region": f"data_stores:\n  - {{{_S3}, region: eu-central-1}}",
+    "data_stores.secret": f"data_stores:\n  - {{{_S3}}}",
     "description": "description: Baseline without augmentation.",
     "distribution": "distribution: torchrun",
     "elastic": "elastic: {min: 2, max: 8}",

@@ -175,8 +175,11 @@ def _limits(form: Mapping[str, Any]) -> list[str]:
     if form.get("format") in {"duration", "bytes"}:
         return []
     named = {
-        "minimum": "at least", "maximum": "at most", "exclusiveMinimum": "more than", "exclusiveMaximum": "less than",
+        "minimum": "at least",
+        "maximum": "at most",
+        "exclusiveMinimum": "more than",
+        "exclusiveMaximum": "less than",
         "maxLength": "characters at most:",
-    }  # fmt: skip
+    }
     text = [f"{word} {form[key]:g}" for key, word in named.items() if key in form and form[key] != 65_536]
     return [", ".join(text)] if text else []

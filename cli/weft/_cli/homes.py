@@ -74,6 +74,19 @@ def command_for(words: str, profile: str, *, current: bool) -> str:
     return f"weft {words}" if current else f"weft --profile {shlex.quote(profile)} {words}"
 
 
+def elsewhere(words: str, home: str | None, folder: str) -> str:
+    """Returns a hint at the current profile's home, if the user named none and ``folder`` is another one; else empty.
+
+    ``words``: the command for which nothing runs in ``folder``.
+    """
+    config = read_config()
+    profile = config.profiles.get(config.current)
+    if is_named(home) or profile is None or profile.home in {"", folder}:
+        return ""
+    again = f"weft {words} --profile {shlex.quote(profile.name)}"
+    return f"the current profile '{profile.name}' is the platform in {profile.home}: `{again}`"
+
+
 def is_named(home: str | None) -> bool:
     """Whether the user named the folder."""
     return bool(home or os.environ.get("WEFT_HOME"))

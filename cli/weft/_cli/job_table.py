@@ -20,28 +20,46 @@ def job_table(documents: Sequence[dict[str, Any]], metrics: Sequence[str], wide:
     """A row for each job; a column for each of ``metrics`` (NAME, NAME:min or NAME:max)."""
     has_progress = any("progress" in job for job in documents)
     columns = [
-        Column("ID"), Column("NAME", flexible=True), Column("STATUS"), Column("LEARNERS", right=True),
-        Column("AGE", right=True), Column("TOOK", right=True),
+        Column("ID"),
+        Column("NAME", flexible=True),
+        Column("STATUS"),
+        Column("LEARNERS", right=True),
+        Column("AGE", right=True),
+        Column("TOOK", right=True),
         *([Column("DONE", right=True)] if has_progress else []),
         *(Column(metric.upper(), right=True) for metric in metrics),
-        Column("WHY", flexible=True), Column("USER", wide_only=True), Column("TENANT", wide_only=True),
-        Column("CPUS", right=True, wide_only=True), Column("MEMORY", right=True, wide_only=True),
-        Column("GPUS", right=True, wide_only=True), Column("FRAMEWORK", wide_only=True),
+        Column("WHY", flexible=True),
+        Column("USER", wide_only=True),
+        Column("TENANT", wide_only=True),
+        Column("CPUS", right=True, wide_only=True),
+        Column("MEMORY", right=True, wide_only=True),
+        Column("GPUS", right=True, wide_only=True),
+        Column("FRAMEWORK", wide_only=True),
         Column("ATTEMPT", right=True, wide_only=True),
-    ]  # fmt: skip
+    ]
     rows: list[list[object]] = []
     for job in documents:
         resources, attempt, took = job.get("resources") or {}, job.get("attempt") or {}, took_s(job)
-        rows.append([
-            job["id"], job.get("name", ""), job.get("status", ""), job.get("learners", ""),
-            ago(parse_time(job["created"])), "" if took is None else span(took),
-            *([f"{job['progress'] * 100:.0f} %" if "progress" in job else ""] if has_progress else []),
-            *(_shown(metric_value(job, metric)) for metric in metrics),
-            job.get("reason") or job.get("pending_reason") or "",
-            job.get("user", ""), job.get("tenant", ""), amount(resources.get("cpus", 0)),
-            size(resources.get("memory", 0)), amount(resources.get("gpus", 0)), job.get("framework") or "-",
-            attempt.get("number", 0),
-        ])  # fmt: skip
+        rows.append(
+            [
+                job["id"],
+                job.get("name", ""),
+                job.get("status", ""),
+                job.get("learners", ""),
+                ago(parse_time(job["created"])),
+                "" if took is None else span(took),
+                *([f"{job['progress'] * 100:.0f} %" if "progress" in job else ""] if has_progress else []),
+                *(_shown(metric_value(job, metric)) for metric in metrics),
+                job.get("reason") or job.get("pending_reason") or "",
+                job.get("user", ""),
+                job.get("tenant", ""),
+                amount(resources.get("cpus", 0)),
+                size(resources.get("memory", 0)),
+                amount(resources.get("gpus", 0)),
+                job.get("framework") or "-",
+                attempt.get("number", 0),
+            ]
+        )
     return table(columns, rows, wide=wide)
 
 

@@ -60,6 +60,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "whoami": ("account", "Show the user of the key."),
         "user": ("keys", "List, add or remove users."),
         "key": ("keys", "List, create or revoke API keys."),
+        "secret": ("secrets", "List, set or delete the tenant's secrets."),
         "storage": ("account", "Show what the tenant has stored."),
         "profile": ("account", "List the platforms you know, or switch to one."),
     },
@@ -100,7 +101,7 @@ class LazyGroup(click.Group):
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             import difflib
 
-            close = difflib.get_close_matches(name, [*_HOMES, *ALIASES], n=1, cutoff=0.5)
+            close = difflib.get_close_matches(name, [*_HOMES, *ALIASES], n=1, cutoff=0.65)
             hint = f"did you mean '{close[0]}'?" if close else "`weft --help` lists what there is."
             raise click.UsageError(f"there is no command '{name}'; {hint}", ctx)
         return super().resolve_command(ctx, args)

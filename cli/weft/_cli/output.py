@@ -22,9 +22,17 @@ from weft._cli.text import UNSAFE, one_line, plain, wrapped
 
 _ENDLESS: Final = 10_000
 STATUS_STYLES: Final = {
-    "COMPLETED": "green", "FAILED": "red", "KILLED": "magenta", "HALTED": "yellow", "HALTING": "yellow",
-    "PROCESSING": "cyan", "STORING": "cyan", "DOWNLOADING": "blue", "PENDING": "blue", "QUEUED": "dim",
-}  # fmt: skip
+    "COMPLETED": "green",
+    "FAILED": "red",
+    "KILLED": "magenta",
+    "HALTED": "yellow",
+    "HALTING": "yellow",
+    "PROCESSING": "cyan",
+    "STORING": "cyan",
+    "DOWNLOADING": "blue",
+    "PENDING": "blue",
+    "QUEUED": "dim",
+}
 
 
 @dataclass(frozen=True, slots=True)

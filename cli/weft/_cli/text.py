@@ -38,10 +38,15 @@ def wrapped(text: str, columns: int, *, indent: str = "  ") -> str:
         part
         for line in text.split("\n")
         for part in textwrap.wrap(
-            line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+            line,
+            columns,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
             replace_whitespace=False,
-        ) or [""]
-    )  # fmt: skip
+        )
+        or [""]
+    )
 
 
 def fitted(text: str, stream: TextIO, *, indent: str = "  ") -> str:

@@ -143,13 +143,15 @@ def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Eve
 
 
 def _detached(job: Job) -> str:
-    return "\n".join([
-        "",
-        f"no longer following; {one_line(job.name)} keeps running:",
-        f"  weft watch {job.id}        follow it again",
-        f"  weft metrics {job.id}      its curves",
-        f"  weft kill {job.id}         end it",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "",
+            f"no longer following; {one_line(job.name)} keeps running:",
+            f"  weft watch {job.id}        follow it again",
+            f"  weft metrics {job.id}      its curves",
+            f"  weft kill {job.id}         end it",
+        ]
+    )
 
 
 class _View:

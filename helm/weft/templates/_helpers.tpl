@@ -208,6 +208,12 @@ WEFT_KUBERNETES_UID_COUNT: {{ int64 .uids.count }}
 {{- with .images }}
 WEFT_KUBERNETES_IMAGES: {{ toJson . | squote }}
 {{- end }}
+{{- if .pullSecret }}
+WEFT_KUBERNETES_PULL_SECRET_FILE: /etc/weft/keys/registries.json
+{{- end }}
+{{- with .tenantPullSecrets }}
+WEFT_KUBERNETES_PULL_SECRETS: {{ toJson . | squote }}
+{{- end }}
 WEFT_KUBERNETES_METRICS_ADDRESS: tls:{{ include "weft.host" (dict "root" $root "name" "metrics") }}:7002
 WEFT_KUBERNETES_GANG: {{ .gang }}
 {{- if eq .gang "kueue" }}
@@ -233,6 +239,11 @@ WEFT_KUBERNETES_EGRESS: {{ toJson .egress | squote }}
 WEFT_KUBERNETES_QUOTA: {{ toJson . | squote }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- if and (eq .name "lcm") (eq $root.Values.guardian.launcher "job") }}
+WEFT_KUBERNETES_GUARDIAN_LAUNCHER: job
+WEFT_KUBERNETES_GUARDIAN_TEMPLATE: /etc/weft/guardian/pod.yaml
+WEFT_KUBERNETES_GUARDIAN_NAMESPACE: {{ $root.Release.Namespace }}
 {{- end }}
 WEFT_POD_HOSTS: {{ include "weft.hosts" $root | quote }}
 {{- if not $root.Values.etcd.enabled }}

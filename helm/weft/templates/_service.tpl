@@ -5,6 +5,7 @@
 {{- $values := index $root.Values $name -}}
 {{- $full := include "weft.fullname" $root -}}
 {{- $module := ternary "services.lcm.worker" (printf "services.%s" $name) (eq $name "worker") -}}
+{{- $launches := and (eq $name "lcm") (eq $root.Values.guardian.launcher "job") -}}
 {{- $env := merge (dict) (deepCopy $values.env) (include "weft.env" . | fromYaml) -}}
 metadata:
   labels:
@@ -12,6 +13,11 @@ metadata:
     {{- with $root.Values.commonLabels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- if $launches }}
+  # It reads the template once, at its start.
+  annotations:
+    weft.dev/guardian-template: {{ include "weft.servicePod" (dict "root" $root "name" "guardian" "ports" (dict "inner" 7000)) | sha256sum }}
+  {{- end }}
 spec:
   serviceAccountName: {{ $full }}-{{ ternary $name "services" (has $name (list "lcm" "guardian")) }}
   automountServiceAccountToken: {{ has $name (list "lcm" "guardian") }}
@@ -48,6 +54,9 @@ spec:
         - {name: keys, mountPath: /etc/weft/keys, readOnly: true}
         - {name: tls, mountPath: /etc/weft/tls, readOnly: true}
         - {name: stores, mountPath: /etc/weft/stores, readOnly: true}
+        {{- if $launches }}
+        - {name: guardian, mountPath: /etc/weft/guardian, readOnly: true}
+        {{- end }}
         {{- if eq $name "metrics" }}
         - {name: data, mountPath: /data}
         {{- end }}
@@ -70,8 +79,9 @@ spec:
         periodSeconds: 5
         timeoutSeconds: 10
         failureThreshold: 60
+      # Not whether it is ready: while a store is away a service answers with errors that say so.
       readinessProbe:
-        exec: {command: [python, -m, services.local.containers, ready]}
+        exec: {command: [python, -m, services.local.containers, serving]}
         periodSeconds: 10
         timeoutSeconds: 10
         failureThreshold: 3
@@ -105,19 +115,22 @@ spec:
           {{- if and (eq $name "api") $root.Values.keys.masterKey.existingSecret }}
           {{- include "weft.source" (dict "secret" $root.Values.keys.masterKey.existingSecret "items" (dict "master-key" "master-key")) | nindent 10 }}
           {{- end }}
+          {{- if and (has $name (list "lcm" "guardian")) $root.Values.learners.pullSecret }}
+          {{- include "weft.source" (dict "secret" $root.Values.learners.pullSecret "items" (dict ".dockerconfigjson" "registries.json")) | nindent 10 }}
+          {{- end }}
+    {{- if $launches }}
+    - name: guardian
+      configMap: {name: {{ $full }}-guardian}
+    {{- end }}
     {{- include "weft.tlsVolume" . | nindent 4 }}
     - name: stores
       projected:
         defaultMode: 0440
         sources:
           {{- if has $name (list "api" "lcm" "guardian" "metrics") }}
-          {{- if $root.Values.mongodb.enabled }}
-          {{- include "weft.source" (dict "secret" (include "weft.secret" (dict "root" $root "given" $root.Values.mongodb.existingSecret "name" "mongodb")) "items" (dict "password" "mongodb-password")) | nindent 10 }}
-          {{- else }}
-          {{- include "weft.source" (dict "secret" (required "mongodb.external.existingSecret: a Secret with the key uri is needed where mongodb.enabled is false" $root.Values.mongodb.external.existingSecret) "items" (dict "uri" "mongodb-uri")) | nindent 10 }}
+          {{- include "weft.mongodbSource" $root | nindent 10 }}
           {{- end }}
-          {{- end }}
-          {{- if has $name (list "api" "worker") }}
+          {{- if has $name (list "api" "lcm" "worker") }}
           {{- if $root.Values.rabbitmq.enabled }}
           {{- include "weft.source" (dict "secret" (include "weft.secret" (dict "root" $root "given" $root.Values.rabbitmq.existingSecret "name" "rabbitmq")) "items" (dict "password" "rabbitmq-password")) | nindent 10 }}
           {{- else }}
@@ -133,9 +146,18 @@ spec:
           {{- end }}
 {{- end -}}
 
-{{/* Where a pod runs: (dict "root" $ "name" "api"). */}}
-{{- define "weft.scheduling" -}}
-{{- with .root.Values.scheduling }}
+{{/* Source of a projected volume: how MongoDB is reached. */}}
+{{- define "weft.mongodbSource" -}}
+{{- if .Values.mongodb.enabled }}
+{{- include "weft.source" (dict "secret" (include "weft.secret" (dict "root" . "given" .Values.mongodb.existingSecret "name" "mongodb")) "items" (dict "password" "mongodb-password")) }}
+{{- else }}
+{{- include "weft.source" (dict "secret" (required "mongodb.external.existingSecret: a Secret with the key uri is needed where mongodb.enabled is false" .Values.mongodb.external.existingSecret) "items" (dict "uri" "mongodb-uri")) }}
+{{- end }}
+{{- end -}}
+
+{{/* On which nodes any pod of the release runs, and its priority. */}}
+{{- define "weft.nodes" -}}
+{{- with .Values.scheduling }}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
@@ -145,11 +167,18 @@ nodeSelector:
 {{- end }}
 tolerations:
   {{- range list "not-ready" "unreachable" }}
-  - {key: node.kubernetes.io/{{ . }}, operator: Exists, effect: NoExecute, tolerationSeconds: {{ $.root.Values.scheduling.lostNodeSeconds }}}
+  - {key: node.kubernetes.io/{{ . }}, operator: Exists, effect: NoExecute, tolerationSeconds: {{ $.Values.scheduling.lostNodeSeconds }}}
   {{- end }}
   {{- with .tolerations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* Where a pod of a service or store runs: (dict "root" $ "name" "api"). */}}
+{{- define "weft.scheduling" -}}
+{{ include "weft.nodes" .root }}
+{{- with .root.Values.scheduling }}
 {{- if .spread }}
 topologySpreadConstraints:
   {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}

@@ -24,6 +24,8 @@ metadata:
   {{- include "weft.metadata" . | nindent 2 }}
 spec:
   replicas: 1
+  # A broken pod does not block the rollback that mends it. Immutable.
+  podManagementPolicy: Parallel
   serviceName: {{ include "weft.fullname" $root }}-{{ .name }}
   selector:
     matchLabels:
@@ -86,10 +88,31 @@ spec:
     {{- end }}
 {{- end -}}
 
+{{/*
+Weft's image in a store's pod: (dict "root" $ "name" "mongodb"). The store is not restarted for a new version of Weft alone: the image that
+its pod has is kept until the store's own image or the registry changes. Where nothing is known of the cluster (`helm template`), it
+is that of this version.
+*/}}
+{{- define "weft.storesPlatform" -}}
+{{- $image := include "weft.image" (dict "root" .root "name" "platform") -}}
+{{- $store := include "weft.image" (dict "root" .root "name" .name) -}}
+{{- $present := lookup "apps/v1" "StatefulSet" .root.Release.Namespace (printf "%s-%s" (include "weft.fullname" .root) .name) -}}
+{{- $version := "(:[^/]*)?(@.*)?$" -}}
+{{- $pod := dig "spec" "template" "spec" dict $present -}}
+{{- range $container := $pod.containers -}}
+{{- if and (eq $container.name $.name) (eq $container.image $store) -}}
+{{- range $pod.initContainers -}}
+{{- if eq (regexReplaceAll $version .image "") (regexReplaceAll $version $image "") }}{{ $image = .image }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $image -}}
+{{- end -}}
+
 {{/* The init container that lays out the private files of a store: (dict "root" $ "name" "s3" "mounts" "..." "folders" (list)) */}}
 {{- define "weft.storeFiles" -}}
 - name: files
-  image: {{ include "weft.image" (dict "root" .root "name" "platform") }}
+  image: {{ include "weft.storesPlatform" . }}
   imagePullPolicy: {{ .root.Values.images.pullPolicy }}
   command:
     {{- concat (list "python" "-m" "services.local.pod_home" .name) (.folders | default list) | toYaml | nindent 4 }}

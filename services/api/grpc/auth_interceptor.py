@@ -3,6 +3,9 @@
 Each method declares its permission (``@needs``) where it is defined. A method without a declaration is closed, and
 fails the test that asks the running server for its methods. Messages are parsed in here and not by gRPC, which would
 report malformed bytes as an internal error.
+
+A message is received once the key in the call's headers is verified (``services.core.adapters.rpc.server``), so a call
+without a key takes no memory. ``OpenCalls`` bounds those that need none.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -22,10 +25,12 @@ from google.protobuf.message import DecodeError
 
 from services.api.access import Permission, Principal
 from services.api.grpc.errors import status_of
+from services.api.grpc.open_calls import Context, OpenCalls
 from services.api.idempotency import checked_key
 from services.api.request_context import bearer_key, enter_trace
 from services.api.services import ApiServices
 from services.api.stale_cache import reporting_age
+from services.core.adapters.rpc.server import received
 from services.core.domain.errors import Internal, InvalidRequest, PermissionDenied, Unavailable, WeftError
 
 PUBLIC: Final = "public"
@@ -36,7 +41,8 @@ _UNARY_S: Final = 60.0
 """Longest time for an answer; a caller's deadline may be shorter."""
 _UPLOAD_S: Final = 3600.0
 _F = TypeVar("_F", bound=Callable[..., Any])
-Context = grpc.aio.ServicerContext[Any, Any]
+Request: TypeAlias = Callable[[AsyncIterator[bytes], Context], Awaitable[Any]]
+"""Returns what a behaviour gets: the message of a call, or its messages."""
 log = structlog.get_logger()
 
 
@@ -77,43 +83,54 @@ def current() -> Call:
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, services: ApiServices) -> None:
         self._services = services
+        self._open_calls = OpenCalls()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         """The method's handler, guarded. An unknown method stays unknown."""
         handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
         method = handler_call_details.method
-        if handler is None or method.strip("/").partition("/")[0] in OPEN_SERVICES:
-            return handler
         parse, serialize = handler.request_deserializer, handler.response_serializer
-        if handler.request_streaming and not handler.response_streaming:
-            guarded = self._unary(method, handler.stream_unary, _stream_parser(parse), limit_s=_UPLOAD_S)
-            return grpc.stream_unary_rpc_method_handler(guarded, None, serialize)
+        if method.strip("/").partition("/")[0] in OPEN_SERVICES:
+            return self._open_calls.handler(handler, _parser(parse))
         if handler.request_streaming:
-            raise NotImplementedError(f"{method} streams both ways, and this interceptor has no guard for that")
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(method, handler.unary_stream, _parser(parse)), None, serialize
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(method, handler.unary_unary, _parser(parse), limit_s=_UNARY_S), None, serialize
-        )
+            if handler.response_streaming:
+                raise NotImplementedError(f"{method} streams both ways, and this interceptor has no guard for that")
+            guarded = self._unary(method, handler.stream_unary, _parsed_stream(_parser(parse)), limit_s=_UPLOAD_S)
+        elif handler.response_streaming:
+            streaming = self._stream(method, handler.unary_stream, self._only(handler.unary_stream, _parser(parse)))
+            return grpc.stream_stream_rpc_method_handler(streaming, None, serialize)
+        else:
+            request = self._only(handler.unary_unary, _parser(parse))
+            guarded = self._unary(method, handler.unary_unary, request, limit_s=_UNARY_S)
+        return grpc.stream_unary_rpc_method_handler(guarded, None, serialize)
+
+    def _only(self, behaviour: Callable[..., Any], parse: Callable[[bytes], Any]) -> Request:
+        """Receives and parses the one message of a call."""
+        receive = self._open_calls.received if permission_of(behaviour) == PUBLIC else received
+
+        async def request(_: AsyncIterator[bytes], context: Context) -> Any:
+            return parse(await receive(context))
+
+        return request
 
     def _unary(
         self,
         method: str,
         behaviour: Callable[..., Awaitable[Any]],
-        parse: Callable[[Any], Any],
+        request: Request,
         *,
         limit_s: float,
     ) -> Callable[..., Awaitable[Any]]:
-        async def call(raw: Any, context: Context) -> Any:
+        async def call(messages: AsyncIterator[bytes], context: Context) -> Any:
             async with self._guarded(method, permission_of(behaviour), context):
                 try:
                     with reporting_age() as age:
                         async with asyncio.timeout(limit_s):
-                            reply = await behaviour(parse(raw), context)
+                            reply = await behaviour(await request(messages, context), context)
                     if age.seconds is not None:  # only reads can be stale, and they set no other trailing metadata
                         context.set_trailing_metadata((("age", str(round(age.seconds))),))
                     return reply
@@ -123,15 +140,14 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     def _stream(
-        self, method: str, behaviour: Callable[..., AsyncGenerator[Any]], parse: Callable[[Any], Any]
+        self, method: str, behaviour: Callable[..., AsyncGenerator[Any]], request: Request
     ) -> Callable[..., AsyncIterator[Any]]:
-        async def call(raw: Any, context: Context) -> AsyncIterator[Any]:
-            async with (
-                self._guarded(method, permission_of(behaviour), context),
-                aclosing(self._while_serving(lambda: behaviour(parse(raw), context))) as replies,
-            ):
-                async for reply in replies:
-                    yield reply
+        async def call(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
+            async with self._guarded(method, permission_of(behaviour), context):
+                message = await request(messages, context)
+                async with aclosing(self._while_serving(lambda: behaviour(message, context))) as replies:
+                    async for reply in replies:
+                        yield reply
 
         return call
 
@@ -205,11 +221,14 @@ def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parsed
 
 
-def _stream_parser(parse: Callable[[bytes], Any]) -> Callable[[AsyncIterator[bytes]], AsyncIterator[Any]]:
-    parse_message = _parser(parse)
+def _parsed_stream(parse: Callable[[bytes], Any]) -> Request:
+    """Parses each message of a stream when it is read."""
 
     async def parsed(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for message in messages:
-            yield parse_message(message)
+            yield parse(message)
 
-    return parsed
+    async def request(messages: AsyncIterator[bytes], _: Context) -> AsyncIterator[Any]:
+        return parsed(messages)
+
+    return request

@@ -57,11 +57,18 @@ def params(kind: type[P], request: Message, *, at: str = "/query") -> P:
         if isinstance(value, Timestamp):
             values[field.name] = _rfc3339(field.name, value)
         elif field.name != "job_id":
-            values[field.name] = value if isinstance(value, (str, int, float, bytes)) else list(value)
+            values[field.name] = _python(value)
     try:
         return kind.model_validate(values)
     except ValidationError as invalid:
         raise invalid_params(invalid, at) from None
+
+
+def _python(value: Any) -> Any:
+    """A field's value without protobuf's containers."""
+    if isinstance(value, (str, int, float, bytes)):
+        return value
+    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def series_message(series: JobSeries) -> jobs_pb2.JobSeries:

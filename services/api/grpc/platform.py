@@ -1,4 +1,4 @@
-"""weft.v1.Platform and weft.v1.Keys."""
+"""weft.v1.Platform, weft.v1.Keys and weft.v1.Secrets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from google.protobuf.empty_pb2 import Empty
 from services.api.grpc.auth_interceptor import PUBLIC, current, needs
 from services.api.grpc.messages import changed, message, params
 from services.api.services import ApiServices
-from services.api.use_cases import keys, platform
+from services.api.use_cases import keys, platform, tenant_secrets
 from services.core.gen.weft.v1 import platform_pb2, platform_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -82,3 +82,37 @@ class Keys(platform_pb2_grpc.KeysServicer):
     async def RevokeKey(self, request: platform_pb2.RevokeKeyRequest, context: Context) -> Empty:
         await keys.revoke_key(self._services, current().principal, request.key_id)
         return Empty()
+
+
+class Secrets(platform_pb2_grpc.SecretsServicer):
+    def __init__(self, services: ApiServices) -> None:
+        self._services = services
+
+    @needs("secrets:read")
+    async def ListSecrets(
+        self, request: platform_pb2.ListSecretsRequest, context: Context
+    ) -> platform_pb2.ListSecretsReply:
+        wanted = params(tenant_secrets.OfTenantParams, request)
+        return message(
+            platform_pb2.ListSecretsReply,
+            await tenant_secrets.list_secrets(self._services, current().principal, wanted),
+        )
+
+    @needs("secrets:write")
+    async def SetSecret(self, request: platform_pb2.SetSecretRequest, context: Context) -> platform_pb2.TenantSecret:
+        wanted = params(tenant_secrets.OfTenantParams, platform_pb2.ListSecretsRequest(tenant=_tenant(request)))
+        secret = params(tenant_secrets.SecretParams, platform_pb2.SetSecretRequest(values=request.values), at="")
+        return message(
+            platform_pb2.TenantSecret,
+            await tenant_secrets.set_secret(self._services, current().principal, request.name, wanted, secret),
+        )
+
+    @needs("secrets:write")
+    async def DeleteSecret(self, request: platform_pb2.DeleteSecretRequest, context: Context) -> Empty:
+        wanted = params(tenant_secrets.OfTenantParams, platform_pb2.ListSecretsRequest(tenant=_tenant(request)))
+        await tenant_secrets.delete_secret(self._services, current().principal, request.name, wanted)
+        return Empty()
+
+
+def _tenant(request: platform_pb2.SetSecretRequest | platform_pb2.DeleteSecretRequest) -> str | None:
+    return request.tenant if request.HasField("tenant") else None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import grpc.aio
@@ -17,7 +20,7 @@ from grpc_reflection.v1alpha import reflection
 from services.api.connection_limits import connections
 from services.api.grpc.auth_interceptor import AuthInterceptor
 from services.api.grpc.jobs import Jobs
-from services.api.grpc.platform import Keys, Platform
+from services.api.grpc.platform import Keys, Platform, Secrets
 from services.api.grpc.relay import Relay
 from services.api.services import ApiServices
 from services.core.adapters.rpc.transport import Listening
@@ -25,11 +28,13 @@ from services.core.domain.errors import WeftError
 from services.core.gen.weft.v1 import jobs_pb2_grpc, platform_pb2_grpc
 from services.core.runtime.address import UNIX, Address
 from services.core.runtime.home import SOCKETS
+from services.core.runtime.sockets import make_private_folder
 
 SERVICERS: Final[dict[str, tuple[Callable[[ApiServices], Any], Callable[[Any, grpc.aio.Server], None]]]] = {
     "weft.v1.Jobs": (Jobs, jobs_pb2_grpc.add_JobsServicer_to_server),
     "weft.v1.Platform": (Platform, platform_pb2_grpc.add_PlatformServicer_to_server),
     "weft.v1.Keys": (Keys, platform_pb2_grpc.add_KeysServicer_to_server),
+    "weft.v1.Secrets": (Secrets, platform_pb2_grpc.add_SecretsServicer_to_server),
 }
 """Name of a service -> the class that answers it, and the function that registers it."""
 _OVERHEAD: Final = 64 * 1024
@@ -45,6 +50,8 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.max_concurrent_streams", 1_000),
+    # No bandwidth probe: it lets each stream send megabytes before its message is received, without a key too.
+    ("grpc.http2.bdp_probe", 0),
 )
 
 
@@ -72,26 +79,37 @@ async def serve(address: str, services: ApiServices, *, held: socket.socket | No
 async def _listening(
     server: grpc.aio.Server, address: str, services: ApiServices, held: socket.socket | None
 ) -> AsyncGenerator[None]:
-    """Within it the server serves. At the end running calls get ``_SHUTDOWN_S`` to finish."""
-    if held is None:
+    """Within it the server serves. At the end running calls get ``_SHUTDOWN_S`` to finish.
+
+    The relay bounds the connections, which gRPC does not, so it is there without a held socket, too.
+    """
+    with ExitStack() as stack:
+        if held is None:
+            held = _listen(address)
+            stack.callback(held.close)
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="weft-")))
+            make_private_folder(folder)  # in a pod's volume it has the setgid bit
+        else:
+            folder = services.settings.installation / SOCKETS
+        path = folder / _BEHIND_RELAY
+        counted = connections("grpc", services.settings, services.instrumentation)
+        listening, relay = Listening(server, Address(f"{UNIX}{path}")), Relay(held, path, counted)
+        await listening.start()
         try:
-            server.add_insecure_port(address)
-        except RuntimeError:
-            raise WeftError(f"cannot listen on {address}: the port is taken") from None
-        await server.start()
-        try:
+            await relay.start()
             yield
         finally:
-            await asyncio.shield(server.stop(_SHUTDOWN_S))
-        return
-    path = services.settings.installation / SOCKETS / _BEHIND_RELAY
-    counted = connections("grpc", services.settings, services.instrumentation)
-    listening, relay = Listening(server, Address(f"{UNIX}{path}")), Relay(held, path, counted)
-    await listening.start()
+            relay.refuse_new()
+            await asyncio.shield(listening.stop(_SHUTDOWN_S))
+            await relay.close()
+
+
+def _listen(address: str) -> socket.socket:
+    """A socket that listens at ``host:port``. Raises WeftError if it cannot, e.g. because the port is taken."""
+    host, port = Address(address).host_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        await relay.start()
-        yield
-    finally:
-        relay.refuse_new()
-        await asyncio.shield(listening.stop(_SHUTDOWN_S))
-        await relay.close()
+        return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
+    except OSError as error:
+        why = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror
+        raise WeftError(f"cannot listen on {address}: {why}") from None

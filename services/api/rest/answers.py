@@ -58,7 +58,12 @@ def http_error_response(status: int, trace_id: str, headers: Mapping[str, str] |
     phrase = HTTPStatus(status).phrase
     code = phrase.lower().replace(" ", "-")
     body = {
-        "type": f"urn:weft:error:{code}", "title": phrase.capitalize(), "status": status, "code": code,
-        "detail": phrase, "errors": [], "trace_id": trace_id,
-    }  # fmt: skip
+        "type": f"urn:weft:error:{code}",
+        "title": phrase.capitalize(),
+        "status": status,
+        "code": code,
+        "detail": phrase,
+        "errors": [],
+        "trace_id": trace_id,
+    }
     return Response(to_json(body), status_code=status, headers=headers, media_type=PROBLEM)

@@ -23,6 +23,7 @@ from services.api.rest import (
     stream,
     submission,
     telemetry,
+    tenant_secrets,
 )
 from services.api.rest.answers import answer, error_response, http_error_response
 from services.api.rest.auth_middleware import HANDLED, AuthMiddleware, PublicRoutes, trace_id_of
@@ -65,7 +66,8 @@ def create_routes() -> FastAPI:
             Exception: _unexpected_error,
         },
     )
-    for module in (submission, jobs, compare, telemetry, stream, artifacts, keys, sessions, platform, dashboard):
+    modules = (submission, jobs, compare, telemetry, stream, artifacts)
+    for module in (*modules, keys, tenant_secrets, sessions, platform, dashboard):
         app.include_router(module.router)
     app.include_router(_openapi_router(app))
     return app

@@ -24,12 +24,12 @@ async def read_body(request: Request, limit: int, *, what: str = "this body") ->
     return bytes(body)
 
 
-async def read_model(request: Request, model: type[T]) -> T:
-    """The body as a model. Raises InvalidRequest with every wrong field, TooLarge."""
+async def read_model(request: Request, model: type[T], *, limit: int = MAX_BODY) -> T:
+    """The body, of at most ``limit`` bytes, as a model. Raises InvalidRequest with every wrong field, TooLarge."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise InvalidRequest("send this as application/json")
-    body = await read_body(request, MAX_BODY)
+    body = await read_body(request, limit)
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as invalid:

@@ -43,6 +43,8 @@ Reader = Annotated[Principal, requires("jobs:read")]
 Writer = Annotated[Principal, requires("jobs:write")]
 KeyReader = Annotated[Principal, requires("keys:read")]
 KeyWriter = Annotated[Principal, requires("keys:write")]
+SecretReader = Annotated[Principal, requires("secrets:read")]
+SecretWriter = Annotated[Principal, requires("secrets:write")]
 Visitor = Annotated[Principal, requires("platform:read")]
 Operator = Annotated[Principal, requires("platform:operate")]
 

@@ -8,7 +8,9 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
+from starlette.responses import StreamingResponse
 
+from services.api.answers import rfc3339
 from services.api.job_answer import Job, JobEvent
 from services.api.rest import sse
 from services.api.rest.answers import answer
@@ -46,6 +48,11 @@ class LinesQuery(LinesParams):
         description="Begin a stream with `event: start`. Its id is the resume token of a reader that is cut off before "
         "the first line.",
     )
+    download: bool = Field(
+        default=False,
+        description="Answer with all lines that are stored and match, as a text file: time, learner, stream and text "
+        "of each. `limit` has no effect on it.",
+    )
 
 
 class PointsQuery(PointsParams):
@@ -55,10 +62,14 @@ class PointsQuery(PointsParams):
     series: bool = Field(default=False, description="Answer with curves in place of single points.")
 
 
-@router.get("/logs", **ok(GetLogsReply, "Lines, oldest first; or a stream of them"))
+@router.get("/logs", **ok(GetLogsReply, "Lines, oldest first; or a stream of them, or a text file"))
 async def get_logs(
     services: Services, principal: Reader, request: Request, job_id: JobId, params: Annotated[LinesQuery, Query()]
 ) -> Response:
+    if params.download:
+        headers = {"Content-Disposition": f"attachment; filename={job_id}.log", "X-Content-Type-Options": "nosniff"}
+        text = _text(await telemetry.download_logs(services, principal, job_id, params))
+        return StreamingResponse(text, headers=headers, media_type="text/plain")
     if not sse.wanted(request, follow=params.follow):
         return answer(await telemetry.get_logs(services, principal, job_id, params))
     resumed = sse.resumed_at(request, params.after)
@@ -95,6 +106,13 @@ async def get_events(
     resumed = EventsParams(after=sse.resumed_at(request, params.after))
     events = await telemetry.follow_events(services, principal, job_id, resumed)
     return sse.streamed(request, services, _event_frames(events))
+
+
+async def _text(batches: AsyncGenerator[Sequence[JobLine]]) -> AsyncGenerator[bytes]:
+    async with aclosing(batches):
+        async for batch in batches:
+            lines = (f"{rfc3339(line.time)} {line.role}-{line.rank} {line.stream} {line.text}\n" for line in batch)
+            yield "".join(lines).encode(errors="replace")
 
 
 async def _frames(

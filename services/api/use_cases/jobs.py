@@ -257,9 +257,8 @@ def _statuses(texts: Sequence[str]) -> tuple[Status, ...]:
     statuses: dict[Status, None] = {}
     for word in (word.strip().upper() for text in texts for word in text.split(",")):
         if word not in Status.__members__:
-            raise wrong_parameter(
-                "status", f"there is no status of this name; {nearest(word[:40], list(Status.__members__))}"
-            )
+            names = [status.value for status in Status if status is not Status.RESUMED]  # only an entry of histories
+            raise wrong_parameter("status", f"there is no status of this name; {nearest(word[:40], names)}")
         statuses[Status(word)] = None
     return tuple(statuses)
 

@@ -24,9 +24,17 @@ from services.core.ports.job_store import JobQuery
 
 VERSION: Final = version("weft-platform")
 CAPABILITIES: Final = (
-    "artifacts.ranges", "jobs.code_digest", "jobs.dry_run", "jobs.events", "jobs.idempotency", "keys", "logs.follow",
-    "logs.search", "metrics.follow", "metrics.series",
-)  # fmt: skip
+    "artifacts.ranges",
+    "jobs.code_digest",
+    "jobs.dry_run",
+    "jobs.events",
+    "jobs.idempotency",
+    "keys",
+    "logs.follow",
+    "logs.search",
+    "metrics.follow",
+    "metrics.series",
+)
 _MOST_WAITING: Final = 1000
 _LAST_POSITION: Final = 2**31
 TENANT: Final = "Tenant whose jobs count; default: the caller's. Admins: any, or * for all."
@@ -178,9 +186,13 @@ async def get_cluster(services: ApiServices, principal: Principal, params: Tenan
     nodes = [_node(node) for node in state.nodes]
     ready = (ResourceSize(cpus=node.cpus, memory=node.memory, gpus=node.gpus) for node in nodes if node.ready)
     return ClusterState(
-        nodes=nodes, isolation=state.isolation, total=total(*ready), used=used, jobs=jobs,
+        nodes=nodes,
+        isolation=state.isolation,
+        total=total(*ready),
+        used=used,
+        jobs=jobs,
         enforced=UNSET if state.enforced is None else list(state.enforced),
-    )  # fmt: skip
+    )
 
 
 async def get_storage(services: ApiServices, principal: Principal, params: StorageParams) -> TenantStorage:
@@ -188,9 +200,13 @@ async def get_storage(services: ApiServices, principal: Principal, params: Stora
     tenant = principal.acting_tenant(params.tenant)
     usage = await services.storage.of(tenant)
     return TenantStorage(
-        tenant=tenant, bytes=usage.bytes, objects=usage.objects, kinds=usage.size,
-        measured=as_time(usage.measured), complete=usage.complete,
-    )  # fmt: skip
+        tenant=tenant,
+        bytes=usage.bytes,
+        objects=usage.objects,
+        kinds=usage.size,
+        measured=as_time(usage.measured),
+        complete=usage.complete,
+    )
 
 
 def get_frameworks(services: ApiServices) -> GetFrameworksReply:

@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field
@@ -28,13 +29,14 @@ from services.api.params import END_OF_SEQ, Params, wrong_parameter
 from services.api.services import ApiServices
 from services.api.use_cases import telemetry
 from services.api.use_cases.telemetry import EventsParams, JobEnd, JobLine, JobPoint, LinesParams, PointsParams
-from services.core.domain.errors import FieldError, InvalidRequest, NotFound, Unavailable
+from services.core.domain.errors import FieldError, InvalidRequest, NotFound, Quarantined, Unavailable
 from services.core.domain.ids import is_id
 
 _Stored = TypeVar("_Stored", JobPoint, JobLine)
 _GATHER_S: Final = 0.2
 """Changes of the list are sent at most so often to one page."""
 _RETRY_S: Final = 0.5
+_DAMAGED_RETRY_S: Final = 5.0
 _CHECK_S: Final = 15.0
 """How often the caller's key or session is checked again."""
 _PLACE: Final = re.compile(r"([chpl]\d{0,2})-(\d{1,19})")
@@ -117,6 +119,14 @@ class StreamEnd(Answer):
     end: Annotated[JobEnd, doc("How the job ended.")]
 
 
+class StreamDamaged(Answer):
+    """The stored data of a part cannot be read. It is tried again; the other parts go on."""
+
+    part: Annotated[str, doc("job, points or lines.")]
+    id: Annotated[str, doc("Id of the job.")]
+    message: Annotated[str, doc("What is damaged.")]
+
+
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
     """An event, and where its reader continues."""
@@ -151,15 +161,21 @@ async def follow_page(
     places = _places(resumed)
     parts: dict[str, _Items] = {}
     for number, job_id in enumerate(params.job or ()):
-        await services.jobs.get(principal, job_id)
-        parts[f"h{number}"] = _job(services, principal, job_id, places.get(f"h{number}"))
+        await _check_visible(services, principal, job_id)
+        begin = partial(_job, services, principal, job_id)
+        parts[f"h{number}"] = _outliving_damage(
+            services, principal, "job", job_id, after=places.get(f"h{number}"), begin=begin
+        )
     for parameter, texts, part in (("points", params.points, _points), ("lines", params.lines, _lines)):
         kind = parameter[0]
         for number, text in enumerate(texts or ()):
             job_id, after = _job_and_seq(parameter, text)
-            await services.jobs.get(principal, job_id)
+            await _check_visible(services, principal, job_id)
             after = places.get(f"{kind}{number}", after)
-            parts[f"{kind}{number}"] = part(services, principal, params, job_id, after)
+            begin = partial(part, services, principal, params, job_id)
+            parts[f"{kind}{number}"] = _outliving_damage(
+                services, principal, parameter, job_id, after=after, begin=begin
+            )
     tenant = principal.listed_tenant(params.tenant)
     listing = _list(services, tenant, parse_filter(params.q), places.get("c")) if params.listing else None
     return _events(services, principal, parts, listing, dict(places), resumed=resumed is not None)
@@ -274,6 +290,57 @@ async def _batch(
     return batch.place, items
 
 
+async def _check_visible(services: ApiServices, principal: Principal, job_id: str) -> None:
+    """Raises NotFound for a job that the caller may not read. A damaged one is reported in the stream."""
+    with contextlib.suppress(Quarantined):
+        await services.jobs.get(principal, job_id)
+
+
+async def _outliving_damage(
+    services: ApiServices,
+    principal: Principal,
+    part: str,
+    job_id: str,
+    *,
+    after: int | None,
+    begin: Callable[[int | None], _Items],
+) -> _Items:
+    """The items of a part of one job. Damaged data of this job is an item, and ends no other part.
+
+    ``begin``: the part from a place on. It begins again after the last item as soon as the data can be read.
+    """
+    while True:
+        try:
+            async with aclosing(begin(after)) as items:
+                async for item in items:
+                    after = after if item.place is None else item.place
+                    yield item
+            return
+        except Quarantined as damage:
+            message = damage.message
+        except NotFound:  # deleted meanwhile
+            break
+        yield _Item("damaged", StreamDamaged(part=part, id=job_id, message=message))
+        await _until_readable(services, principal, part, job_id)
+    if part == "job":
+        yield _Item("left", StreamLeft(id=job_id))
+
+
+async def _until_readable(services: ApiServices, principal: Principal, part: str, job_id: str) -> None:
+    """Waits until the job and, for points and lines, its metrics can be read, or the job is deleted."""
+    while True:
+        await asyncio.sleep(_DAMAGED_RETRY_S)
+        try:
+            await services.jobs.get(principal, job_id)
+            if part != "job":
+                await services.telemetry.summary(job_id)
+        except (Quarantined, Unavailable):
+            continue
+        except NotFound:
+            pass
+        return
+
+
 async def _job(services: ApiServices, principal: Principal, job_id: str, after: int | None) -> _Items:
     """History and changes of a job, also after it was at rest and was resumed."""
     while True:
@@ -297,22 +364,30 @@ def _points(
 ) -> _Items:
     wanted = PointsParams(name=params.name)
     return _followed(
-        services, principal, "points", job_id, after,
+        services,
+        principal,
+        "points",
+        job_id,
+        after,
         count=lambda summary: summary.points,
         follow=lambda last: telemetry.follow_metrics(services, principal, job_id, wanted, resumed=last),
         event=lambda batch: StreamPoints(id=job_id, points=batch),
-    )  # fmt: skip
+    )
 
 
 def _lines(
     services: ApiServices, principal: Principal, _params: StreamParams, job_id: str, after: int | None
 ) -> _Items:
     return _followed(
-        services, principal, "lines", job_id, after,
+        services,
+        principal,
+        "lines",
+        job_id,
+        after,
         count=lambda summary: summary.lines,
         follow=lambda last: telemetry.follow_logs(services, principal, job_id, LinesParams(), resumed=last),
         event=lambda batch: StreamLines(id=job_id, lines=batch),
-    )  # fmt: skip
+    )
 
 
 async def _followed(

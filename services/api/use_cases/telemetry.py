@@ -307,6 +307,18 @@ async def follow_logs(
     return _with_start(services, job, query) if start else _line_batches(services.following.lines(job, query))
 
 
+async def download_logs(
+    services: ApiServices, principal: Principal, job_id: str, params: LinesParams
+) -> AsyncGenerator[Sequence[JobLine]]:
+    """All lines that match and are stored now, in batches. Raises before the first one: NotFound, InvalidRequest."""
+    job = await services.jobs.get(principal, job_id)
+    if params.tail is not None:
+        raise wrong_parameter("tail", "a file has all lines that match")
+    query = _line_query(params)
+    await _check_search(services, job_id, query)
+    return _stored_batches(services.following.stored_lines(job, query))
+
+
 async def get_metrics(
     services: ApiServices, principal: Principal, job_id: str, params: PointsParams
 ) -> GetMetricsReply:
@@ -357,6 +369,12 @@ async def _line_batches(
     async with aclosing(batches):
         async for batch in batches:
             yield _end(batch) if isinstance(batch, End) else [_line(line) for line in batch]
+
+
+async def _stored_batches(batches: AsyncGenerator[Sequence[StoredLine]]) -> AsyncGenerator[Sequence[JobLine]]:
+    async with aclosing(batches):
+        async for batch in batches:
+            yield [_line(line) for line in batch]
 
 
 async def _point_batches(

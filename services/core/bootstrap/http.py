@@ -36,17 +36,25 @@ class HttpServer:
         options: dict[str, Any] = {}
         if files is not None:
             options = {
-                "ssl_certfile": files.certificate, "ssl_keyfile": files.key, "ssl_ca_certs": str(files.authority),
+                "ssl_certfile": files.certificate,
+                "ssl_keyfile": files.key,
+                "ssl_ca_certs": str(files.authority),
                 "ssl_cert_reqs": ssl.CERT_REQUIRED,
-            }  # fmt: skip
+            }
         if limits is not None:
             options["http"] = partial(LimitedProtocol, limits=limits)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=30,
-                timeout_graceful_shutdown=5, server_header=False, **options,
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=5,
+                server_header=False,
+                **options,
             )
-        )  # fmt: skip
+        )
         self._server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]  # run() handles signals
 
     @property

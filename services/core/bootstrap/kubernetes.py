@@ -110,6 +110,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         library_images=_library_images(kubernetes),
         images=kubernetes.images,
         pull_secret=_pull_secret(kubernetes.pull_secret_file),
+        pull_secrets=kubernetes.pull_secrets,
         lcm_account=kubernetes.lcm_account,
         guardian_account=kubernetes.guardian_account,
         guardian_namespace=kubernetes.guardian_namespace if kubernetes.guardian_launcher == "job" else "",

@@ -1,6 +1,10 @@
 """The service process: JSON logs, an operations address, clean shutdown, one event loop.
 
-    /healthz  the event loop runs   /readyz  the ports answer   /metrics  Prometheus, with a key
+    /healthz   the event loop runs                     /readyz   the ports answer, too: it can do all its work
+    /servingz  it serves, and shall get the traffic    /metrics  Prometheus, with a key
+
+While a store is away a service is not ready, and still serving: it answers clear errors, and does the work that needs
+no store. A load balancer that took it out, and all its replicas with it, would leave clients with refused connections.
 
 A service is ``async def main(service: Service)``. After ``service.stopping`` is set (SIGTERM, SIGINT) it accepts no new
 work, finishes what is under way, releases its leases and claims, and returns. At a second signal ``main`` is cancelled:
@@ -14,7 +18,8 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TextIO, cast
@@ -27,15 +32,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from services.core.adapters.certificates import valid_until
 from services.core.adapters.rpc.server import REFUSED
 from services.core.bootstrap.http import HttpServer
 from services.core.bootstrap.operations_access import OperationsAccess
 from services.core.bootstrap.wiring import operations_access
 from services.core.domain.errors import PermissionDenied, Unauthenticated, WeftError, row
 from services.core.failpoints.ports import failpoints
+from services.core.runtime.address import Address
 from services.core.runtime.settings import Settings
 
 _READY_TIMEOUT_S: Final = 2.0
+READY: Final = prometheus_client.Gauge(
+    "weft_ready", "Whether the service serves, and each port that it needs answers: 1 or 0", ("check",)
+)
+CERTIFICATE: Final = prometheus_client.Gauge(
+    "weft_certificate_seconds",
+    "Seconds until the certificate that the service has read at its start is no longer valid; negative: since then",
+    ("component",),  # ``service`` is a label that Prometheus gives to what it scrapes
+)
 
 
 @dataclass
@@ -52,17 +67,29 @@ class Service:
     started: bool = False
     """Set by ``main`` when it serves. The service is not ready before."""
 
+    @property
+    def serving(self) -> bool:
+        """True if it shall get traffic: it answers, if only that a store is away."""
+        return self.started and not self.stopping.is_set()
+
     async def failing(self) -> dict[str, str]:
-        """Returns port -> reason for the ports that do not answer within 2 s each; empty: the service is ready."""
+        """Returns port -> reason for the ports that do not answer within 2 s; empty: the service is ready."""
+        READY.labels(self.name).set(self.started)
         if not self.started:
             return {self.name: "starting"}
-        reasons: dict[str, str] = {}
-        for name, ping in self.checks.items():
-            try:
-                await asyncio.wait_for(ping(), _READY_TIMEOUT_S)
-            except (WeftError, TimeoutError, OSError) as error:
-                reasons[name] = str(error) or type(error).__name__
-        return reasons
+        reasons = dict(zip(self.checks, await asyncio.gather(*map(_why_failing, self.checks.values())), strict=True))
+        for name, reason in reasons.items():
+            READY.labels(name).set(not reason)
+        return {name: reason for name, reason in reasons.items() if reason}
+
+
+async def _why_failing(ping: Callable[[], Awaitable[object]]) -> str:
+    """Returns why a port does not answer; empty if it does."""
+    try:
+        await asyncio.wait_for(ping(), _READY_TIMEOUT_S)
+    except (WeftError, TimeoutError, OSError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 class _Stderr:
@@ -116,6 +143,9 @@ def operations_app(service: Service, access: OperationsAccess) -> Starlette:
         reasons = {"failing": failing} if await refusal(request) is None else {}
         return JSONResponse({"ready": not failing, **reasons}, status_code=503 if failing else 200)
 
+    async def serving(_: Request) -> Response:
+        return JSONResponse({"serving": service.serving}, status_code=200 if service.serving else 503)
+
     async def metrics(request: Request) -> Response:
         error = await refusal(request)
         if error is not None:
@@ -123,9 +153,11 @@ def operations_app(service: Service, access: OperationsAccess) -> Starlette:
             structlog.get_logger().warning("call.refused", method=request.url.path, why=error.message)
             headers = {"WWW-Authenticate": "Bearer"}
             return PlainTextResponse(f"{error.message}\n", status_code=row(error).http, headers=headers)
+        await service.failing()  # sets ``READY``
         return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
-    return Starlette(routes=[Route("/healthz", health), Route("/readyz", ready), Route("/metrics", metrics)])
+    routes = {"/healthz": health, "/readyz": ready, "/servingz": serving, "/metrics": metrics}
+    return Starlette(routes=[Route(path, answer) for path, answer in routes.items()])
 
 
 def raise_file_limit() -> int:
@@ -138,6 +170,24 @@ def raise_file_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     return soft
+
+
+def operations_server(service: Service) -> HttpServer:
+    """The server of the operations address. Raises WeftError if the service has no such address, or no certificate."""
+    address = service.settings.installation.address(f"{service.name}-ops").inner
+    _measure_certificate(service.name, address)
+    return HttpServer(operations_app(service, operations_access(service.settings, service.name)), address)
+
+
+def _measure_certificate(name: str, address: Address) -> None:
+    """Measures the time that is left of the certificate of a service; no effect without TLS. Raises WeftError.
+
+    Connections that this process opens show the certificate of its start: a renewed file needs a restart.
+    """
+    files = address.files()
+    if files is not None:
+        until_s = valid_until(files.certificate).timestamp()
+        CERTIFICATE.labels(name).set_function(lambda: until_s - time.time())
 
 
 def watch_failpoints(name: str) -> None:
@@ -170,11 +220,7 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
         async with asyncio.TaskGroup() as group:
-            operations = HttpServer(
-                operations_app(service, operations_access(settings, name)),
-                settings.installation.address(f"{name}-ops").inner,
-            )
-            group.create_task(operations.serve(service.stopping))
+            group.create_task(operations_server(service).serve(service.stopping))
             await main(service)
             service.stopping.set()
 
@@ -186,7 +232,17 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
         weft_errors, others = failed.split(WeftError)
         if others is not None or weft_errors is None:
             raise
-        log.error("service.start_refused", why=[str(error) for error in weft_errors.exceptions])  # noqa: TRY400 - the message is enough
+        why = [str(error) for error in _single_errors(weft_errors)]
+        log.error("service.start_refused", why=why)  # noqa: TRY400 - the message is enough
         return 1
     log.info("service.stopped")
     return 0
+
+
+def _single_errors(group: BaseExceptionGroup[WeftError]) -> Iterator[WeftError]:
+    """The errors of a group and of the groups in it: each task group of a service wraps them once more."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _single_errors(error)
+        else:
+            yield error

@@ -266,6 +266,14 @@ def check_broker(settings: Settings) -> str:
     return check.check_broker(Broker.of(settings))
 
 
+def deliver_hint(settings: Settings) -> float:
+    """Sends a hint through the broker and receives it. Returns the seconds that it took. Raises as ``check_broker``."""
+    from services.core.adapters.celery import check
+    from services.core.adapters.celery.broker import Broker
+
+    return check.deliver_hint(Broker.of(settings))
+
+
 def direct_hints(settings: Settings, identity: Identity) -> Hints:
     """Returns the hints that go from one service directly to another over gRPC."""
     from services.core.adapters.celery.hints import DropHints

@@ -143,9 +143,14 @@ def parse_index(content: bytes) -> Index:
     if not isinstance(time, int):
         raise TypeError("its time is no number")
     record = SnapshotRecord(
-        seq=FIRST_SCHEMA_SEQ, time=time, until=time, final=True, complete=True, files=len(files),
+        seq=FIRST_SCHEMA_SEQ,
+        time=time,
+        until=time,
+        final=True,
+        complete=True,
+        files=len(files),
         size=sum(file.size for file in files),
-    )  # fmt: skip
+    )
     return Index((record,), files)
 
 

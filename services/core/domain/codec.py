@@ -13,9 +13,11 @@ import typing
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""The errors that reading a damaged document may raise: parsing its text, ``load``, and taking values out of it."""
 
 
 def dump(value: object) -> Any:

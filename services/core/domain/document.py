@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.errors import Conflict, Quarantined
 from services.core.domain.job import SCHEMA, Job
 
@@ -39,7 +39,7 @@ def read_job(job_id: str, document: object) -> Job:
             raise ValueError(f"it is the document of job {job.id}")
         _check_numbers(job)
         _check_times(job)
-    except (TypeError, ValueError, RecursionError) as error:
+    except MALFORMED as error:
         tenant = fields.get("tenant")
         raise Quarantined(
             f"the document of job {job_id} cannot be read: {error}", tenant=tenant if isinstance(tenant, str) else ""
@@ -59,9 +59,18 @@ def _check_numbers(job: Job) -> None:
     """Checks terms and counters. They rise by one, so a huge value is damage, and as a fence it would refuse all."""
     attempt, claim, counters = job.attempt.number, job.guardian.term, job.counters
     numbers = (
-        attempt, claim, job.dispatcher_term, job.generation, job.observed_generation, job.history_seq, job.rev,
-        counters.retries, counters.restarts, counters.preemptions, counters.rollbacks,
-    )  # fmt: skip
+        attempt,
+        claim,
+        job.dispatcher_term,
+        job.generation,
+        job.observed_generation,
+        job.history_seq,
+        job.rev,
+        counters.retries,
+        counters.restarts,
+        counters.preemptions,
+        counters.rollbacks,
+    )
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise ValueError("it has a number that is negative or implausibly large")
 
@@ -70,9 +79,15 @@ def _check_times(job: Job) -> None:
     times = [job.created, job.updated, job.state.since, job.not_before]
     attempt = job.attempt
     optional_times = (
-        job.finished, job.released, job.deleted, job.erased, attempt.queued, attempt.admitted, attempt.started,
+        job.finished,
+        job.released,
+        job.deleted,
+        job.erased,
+        attempt.queued,
+        attempt.admitted,
+        attempt.started,
         *(time for span in attempt.startup.values() for time in (span.began, span.ended)),
-    )  # fmt: skip
+    )
     times += [time for time in optional_times if time is not None]
     times += [event.time for event in job.history_tail]
     times += [job.verdict.time] if job.verdict is not None else []

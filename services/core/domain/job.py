@@ -280,6 +280,11 @@ class Job:
         return self.desired is Desired.HALT and self.desired_by == PLATFORM
 
     @property
+    def stopped(self) -> bool:
+        """HALTED by the stop of the platform. Every store indexes it: a start reads no other jobs."""
+        return self.status is Status.HALTED and self.halted_by_platform
+
+    @property
     def halt_reason(self) -> str:
         """The reason of a halt that is desired: a stable word."""
         return "PlatformStopped" if self.halted_by_platform else "Halted"
@@ -290,16 +295,34 @@ class Job:
 
 
 def new_job(
-    *, job_id: str, tenant: str, user: str, spec: Mapping[str, Any], code_digest: str, idem: str, idem_digest: str,
-    trace: str, now: int,
-) -> Job:  # fmt: skip
+    *,
+    job_id: str,
+    tenant: str,
+    user: str,
+    spec: Mapping[str, Any],
+    code_digest: str,
+    idem: str,
+    idem_digest: str,
+    trace: str,
+    now: int,
+) -> Job:
     """Returns a job as it is submitted: QUEUED, with its first event. For the parameters see ``Job``."""
     event = Event(seq=1, time=now, actor=f"user:{user}", generation=1, from_status=None, to=Status.QUEUED)
     return Job(
-        id=job_id, tenant=tenant, user=user, spec=spec, code_digest=code_digest, idem=idem, idem_digest=idem_digest,
-        state=State(status=Status.QUEUED, since=now), created=now, updated=now, history_seq=1, history_tail=(event,),
+        id=job_id,
+        tenant=tenant,
+        user=user,
+        spec=spec,
+        code_digest=code_digest,
+        idem=idem,
+        idem_digest=idem_digest,
+        state=State(status=Status.QUEUED, since=now),
+        created=now,
+        updated=now,
+        history_seq=1,
+        history_tail=(event,),
         trace=trace,
-    )  # fmt: skip
+    )
 
 
 def moved(job: Job, to: Status, *, actor: str, now: int, reason: str = "", message: str = "") -> Job:
@@ -311,9 +334,16 @@ def moved(job: Job, to: Status, *, actor: str, now: int, reason: str = "", messa
     if not allowed(job.status, to):
         raise IllegalTransition(f"job {job.id} is {job.status} and cannot become {to}")
     event = Event(
-        seq=job.history_seq + 1, time=max(now, job.state.since), actor=actor, generation=job.generation,
-        from_status=job.status, to=to, attempt=job.attempt.number, reason=reason, message=message,
-    )  # fmt: skip
+        seq=job.history_seq + 1,
+        time=max(now, job.state.since),
+        actor=actor,
+        generation=job.generation,
+        from_status=job.status,
+        to=to,
+        attempt=job.attempt.number,
+        reason=reason,
+        message=message,
+    )
     return replace(
         job,
         state=State(status=to, since=event.time, reason=reason, message=message),
@@ -345,9 +375,13 @@ def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, no
     """
     attempt = Attempt(number=job.attempt.number + 1, queued=job.state.since, admitted=now, placement=placement)
     job = replace(
-        job, attempt=attempt, dispatcher_term=dispatcher_term, verdict=None, released=None,
+        job,
+        attempt=attempt,
+        dispatcher_term=dispatcher_term,
+        verdict=None,
+        released=None,
         guardian=replace(job.guardian, holder="", nonce=""),
-    )  # fmt: skip
+    )
     return moved(job, Status.PENDING, actor="lcm", now=now)
 
 

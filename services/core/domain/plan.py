@@ -69,7 +69,7 @@ class ClusterValues:
 
     address_of: Callable[[str], str]
     """Name of a learner -> its address."""
-    ports: Mapping[str, int]
+    port_of: Callable[[str], int]
     """Name of a learner -> its port, for all that the variables refer to (``learners_with_ports``)."""
     interface: str | None
     """None: the cluster does not name it."""
@@ -99,7 +99,7 @@ def _text(part: Part, values: ClusterValues) -> str | None:
         case PartKind.ADDRESS:
             return values.address_of(part.value)
         case PartKind.PORT:
-            return str(values.ports[part.value])
+            return str(values.port_of(part.value))
         case PartKind.INTERFACE:
             return values.interface
         case PartKind.FOLDER:
@@ -151,11 +151,14 @@ class Input:
 
     mount: str
     type: str
-    """local | http | pvc."""
+    """local | http | pvc | s3."""
     location: str
-    """An absolute path for ``local``, a URL for ``http``, the name of a claim for ``pvc``."""
+    """An absolute path for ``local``, a URL for ``http``, the name of a claim for ``pvc``; for ``s3`` as in
+    ``services.core.domain.s3_data``."""
     path: str = ""
     """The part of the data store to fetch, relative to ``location``; empty: all of it."""
+    secret: str = ""
+    """Name of the tenant's secret that the store needs, for messages; empty: none."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

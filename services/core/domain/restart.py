@@ -42,10 +42,19 @@ def back_off_ms(first_ms: int, times: int, most_ms: int) -> int:
     return max(first_ms, min(doubled, most_ms))
 
 
-def survivors(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], role: str) -> int:
-    """How many learners of a running attempt's role run or have succeeded."""
-    names = [learner_name(role, index) for index in range(spec.roles[role].count)]
-    return sum(not _is_away(job, name, learners.get(name)) for name in names)
+def survivors(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> dict[str, int]:
+    """How many learners of a running attempt run or have succeeded, for each role with a ``min``.
+
+    They are counted once for all failures: of a large gang whose machines are lost, all learners fail together.
+    """
+    return {
+        name: sum(
+            not _is_away(job, learner, learners.get(learner))
+            for learner in (learner_name(name, index) for index in range(role.count))
+        )
+        for name, role in spec.roles.items()
+        if role.min is not None
+    }
 
 
 def _is_away(job: Job, name: str, learner: LearnerStatus | None) -> bool:
@@ -56,10 +65,10 @@ def _is_away(job: Job, name: str, learner: LearnerStatus | None) -> bool:
     return job.attempt.run_of(name) > 1 and not runs
 
 
-def goes_on_without(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], learner: LearnerStatus) -> bool:
-    """Whether a running attempt goes on although this learner of it has failed."""
+def goes_on_without(job: Job, spec: JobSpec, left: Mapping[str, int], learner: LearnerStatus) -> bool:
+    """Whether a running attempt goes on although this learner of it has failed. ``left``: see ``survivors``."""
     role = spec.roles[learner.role]
-    enough = role.min is not None and survivors(job, spec, learners, learner.role) >= role.min
+    enough = role.min is not None and left[learner.role] >= role.min
     if role.on_failure == "ignore":
         return enough or role.min is None
     if role.on_failure == "restart" and is_restartable(job, spec, learner):
@@ -84,13 +93,10 @@ def next_restart(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus],
     """
     if job.desired is not Desired.RUN or job.attempt.started is None:
         return None
+    failures = [learner for learner in learners.values() if failed(learner) and is_restartable(job, spec, learner)]
+    left = survivors(job, spec, learners) if failures else {}
     ready = [
-        learner
-        for learner in learners.values()
-        if failed(learner)
-        and is_restartable(job, spec, learner)
-        and goes_on_without(job, spec, learners, learner)
-        and _is_settled(spec, learner, now)
+        learner for learner in failures if goes_on_without(job, spec, left, learner) and _is_settled(spec, learner, now)
     ]
     first = min(ready, key=lambda learner: (end_time(learner, now), learner.rank), default=None)
     if first is None:
@@ -115,9 +121,13 @@ def restarted(job: Job, spec: JobSpec, restart: Restart, *, now: int) -> Job:
     else:
         wait_ms, count = back_off_ms(AFTER_LOSS_MS, run - 1, AFTER_LOSS_MOST_MS), ""
     rerun = Rerun(
-        run=run, time=now, not_before=now + wait_ms, reason=restart.reason, message=restart.message,
+        run=run,
+        time=now,
+        not_before=now + wait_ms,
+        reason=restart.reason,
+        message=restart.message,
         budgeted=restart.budgeted,
-    )  # fmt: skip
+    )
     message = f"{restart.message}; {restart.learner} alone is started again{count}"
     return replace(
         job,
@@ -141,11 +151,12 @@ def late_rerun(
 
     None: there is none. ``now``: Unix ms. ``hopeless``: learners for which waiting does not help.
     """
+    left = survivors(job, spec, learners) if job.attempt.reruns else {}
     for name, rerun in job.attempt.reruns.items():
         learner = learners.get(name)
         role = name.rpartition("-")[0]
         least = spec.roles[role].min
-        spared = least is not None and survivors(job, spec, learners, role) >= least
+        spared = least is not None and left[role] >= least
         waits = _is_away(job, name, learner) and not (learner is not None and failed(learner))
         if waits and not spared and (name in hopeless or now > rerun.not_before + timeout_ms):
             return name

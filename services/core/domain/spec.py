@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from services.core.domain import s3_data
 from services.core.domain.errors import FieldError, InvalidSpec
 from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec_errors import plain_message
@@ -38,9 +39,7 @@ Duration = Annotated[int, BeforeValidator(parse_duration), PlainSerializer(forma
 Bytes = Annotated[int, BeforeValidator(parse_bytes), PlainSerializer(format_bytes, return_type=str)]
 """Bytes; written as 16GB, 512MiB."""
 
-Distribution = Literal[
-    "none", "torchrun", "mpi", "horovod", "tf-multiworker", "tf-ps", "jax", "ray", "dask", "spark"
-]  # fmt: skip
+Distribution = Literal["none", "torchrun", "mpi", "horovod", "tf-multiworker", "tf-ps", "jax", "ray", "dask", "spark"]
 RUNNABLE_DISTRIBUTIONS: Final[tuple[Distribution, ...]] = ("jax", "none", "torchrun")
 """Each has its module in services/core/strategies."""
 OnFailure = Literal["restart", "restart-gang", "ignore"]
@@ -176,7 +175,11 @@ class DataStore(_Model):
     type: StoreType = Field(description="Kind of store.")
     secret: Name | None = Field(default=None, description="Name of the secret with its credentials.")
     path: Text | None = Field(default=None, description="local, host: an absolute path that the operator has allowed.")
-    url: Text | None = Field(default=None, description="http: URL of the files.")
+    url: Text | None = Field(default=None, description="http: URL of the files. s3: s3://bucket or s3://bucket/prefix.")
+    endpoint: Text | None = Field(
+        default=None, description="s3: address of the server, e.g. https://s3.example.org; default: Amazon's."
+    )
+    region: Text | None = Field(default=None, description="s3: region of the bucket; default: us-east-1.")
     claim: Text | None = Field(
         default=None, description="pvc: name of a PersistentVolumeClaim in the tenant's namespace; it is read only."
     )
@@ -189,10 +192,16 @@ class DataStore(_Model):
             raise PydanticCustomError("store_url", "a data store of type http needs 'url', http://... or https://...")
         if self.type == "pvc" and _CLAIM.fullmatch(self.claim or "") is None:
             raise PydanticCustomError("store_claim", "a data store of type pvc needs 'claim', the name of a claim")
-        if self.claim is not None and self.type != "pvc":
-            message = "a data store of type {type} has no field '{field}'"
-            raise PydanticCustomError("store_field", message, {"type": self.type, "field": "claim"})
-        if self.type in {"local", "host", "http", "pvc"} and self.__pydantic_extra__:
+        if self.type == "s3":
+            if wrong := s3_data.wrong_field(self.url, self.endpoint, self.region):
+                raise PydanticCustomError("store_s3", "{wrong}", {"wrong": wrong})
+            if self.secret is None:
+                raise PydanticCustomError("store_secret", "a data store of type s3 needs 'secret', see `weft secret`")
+        for field, kind in (("claim", "pvc"), ("endpoint", "s3"), ("region", "s3")):
+            if getattr(self, field) is not None and self.type != kind:
+                message = "a data store of type {type} has no field '{field}'"
+                raise PydanticCustomError("store_field", message, {"type": self.type, "field": field})
+        if self.type in {"local", "host", "http", "pvc", "s3"} and self.__pydantic_extra__:
             raise PydanticCustomError(
                 "store_field",
                 "a data store of type {type} has no field '{field}'",

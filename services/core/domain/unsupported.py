@@ -57,11 +57,13 @@ def _unsupported_data(spec: JobSpec, *, in_pods: bool) -> Iterator[FieldError]:
         if in_pods and store.type in {"nfs", "host", "csi"}:
             claim = "the operator makes a PersistentVolume of it; use type pvc and the name of its claim"
             yield FieldError(f"/data_stores/{index}/type", f"pods mount no '{store.type}' directly", claim)
-        elif store.type not in ({"local", "http", "pvc"} if in_pods else {"local", "http"}):
-            present = "http, pvc" if in_pods else "http, local"
+        elif store.type not in ({"local", "http", "pvc"} if in_pods else {"local", "http", "s3"}):
+            present = "http, pvc" if in_pods else "http, local, s3"
             yield FieldError(f"/data_stores/{index}/type", f"'{store.type}' is {_LATER}", f"there are: {present}")
-        if store.secret is not None:
-            yield FieldError(f"/data_stores/{index}/secret", f"secrets of data stores are {_LATER}")
+        if store.secret is not None and store.type != "s3":
+            yield FieldError(
+                f"/data_stores/{index}/secret", f"secrets of data stores of type {store.type} are {_LATER}"
+            )
     for index, source in enumerate(spec.metrics):
         if source.type != "jsonl":
             yield FieldError(f"/metrics/{index}/type", f"'{source.type}' is {_LATER}", "there is: jsonl")

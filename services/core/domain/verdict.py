@@ -6,7 +6,7 @@ were stopped because of that failure carry a stop cause and are never the reason
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from services.core.domain.failure import (
     describe_failure,
@@ -19,7 +19,7 @@ from services.core.domain.failure import (
 from services.core.domain.job import Job, Verdict
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.restart import goes_on_without, is_restartable, survivors
-from services.core.domain.spec import JobSpec
+from services.core.domain.spec import JobSpec, Role
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
 
 
@@ -33,9 +33,10 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     """
     if job.desired is Desired.KILL:
         return Verdict(to=Status.KILLED, reason="Killed", message=f"killed by {job.requester}", time=now)
-    if _completed(job, spec, learners):
+    left = survivors(job, spec, learners)
+    if _completed(spec, learners, left):
         return Verdict(to=Status.COMPLETED, reason="", message="", time=now)
-    failure = _first_failure(job, spec, learners, now)
+    failure = _first_failure(job, spec, learners, left, now)
     if failure is not None:
         return failure
     if job.desired is Desired.RUN and (changed := _mixed_data(job, spec, learners, now)) is not None:
@@ -45,34 +46,36 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     return None
 
 
-def _deciding_roles(spec: JobSpec) -> list[str]:
+def _deciding_roles(spec: JobSpec) -> frozenset[str]:
     """The roles whose success is the job's: those with ``decides``, else all."""
-    marked = [name for name, role in spec.roles.items() if role.decides]
-    return marked or list(spec.roles)
+    marked = frozenset(name for name, role in spec.roles.items() if role.decides)
+    return marked or frozenset(spec.roles)
 
 
-def _completed(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
+def _completed(spec: JobSpec, learners: Mapping[str, LearnerStatus], left: Mapping[str, int]) -> bool:
     """Whether all deciding roles finished acceptably and at least one of their learners succeeded."""
-    roles = _deciding_roles(spec)
-    if not all(_finished(job, spec, learners, role) for role in roles):
+    of_roles: dict[str, list[LearnerStatus]] = {name: [] for name in _deciding_roles(spec)}
+    for learner in learners.values():
+        if learner.role in of_roles:
+            of_roles[learner.role].append(learner)
+    if not all(_finished(spec.roles[name], of_role, left.get(name, 0)) for name, of_role in of_roles.items()):
         return False
-    return any(succeeded(learner) for learner in learners.values() if learner.role in roles)
+    return any(succeeded(learner) for of_role in of_roles.values() for learner in of_role)
 
 
-def _finished(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], name: str) -> bool:
+def _finished(role: Role, of_role: Sequence[LearnerStatus], left: int) -> bool:
     """Whether a role finished acceptably: all its learners succeeded, or all that can be expected.
 
-    With ``on_failure: ignore`` all have ended. With ``min`` so many succeeded, and the others were lost.
+    With ``on_failure: ignore`` all have ended. With ``min`` so many succeeded, and the others were lost. ``left``: the
+    survivors of a role with ``min``.
     """
-    role = spec.roles[name]
-    of_role = [learner for learner in learners.values() if learner.role == name]
     if role.on_failure == "ignore":
         return sum(_is_over(learner) for learner in of_role) >= role.count
     good = sum(succeeded(learner) for learner in of_role)
     if role.min is None:
         return good >= role.count
     by_own_fault = any(failed(learner) and not is_infrastructure(learner) for learner in of_role)
-    return good >= role.min and good == survivors(job, spec, learners, name) and not by_own_fault
+    return good >= role.min and good == left and not by_own_fault
 
 
 def _all_deciding_failed(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> bool:
@@ -97,14 +100,16 @@ def _is_over(learner: LearnerStatus) -> bool:
     return learner.exit is not None or failed(learner)
 
 
-def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], now: int) -> Verdict | None:
+def _first_failure(
+    job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], left: Mapping[str, int], now: int
+) -> Verdict | None:
     """Returns the verdict for the failure that came first, or None where no failure ends the attempt."""
     failures = [learner for learner in learners.values() if failed(learner)]
     # All learners start together. Before that, a failed learner would keep the others waiting for ever, even where its
     # failure is ignored.
     has_run = bool(job.attempt.reruns) or any(_ran(learner) for learner in learners.values())
     before_start = job.desired is Desired.RUN and not has_run
-    fatal = [learner for learner in failures if before_start or not goes_on_without(job, spec, learners, learner)]
+    fatal = [learner for learner in failures if before_start or not goes_on_without(job, spec, left, learner)]
     if not fatal and not _all_deciding_failed(job, spec, learners):
         return None
     first = min(fatal or failures, key=lambda learner: (end_time(learner, now), learner.rank))
@@ -117,9 +122,15 @@ def _first_failure(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     if retry:
         message += "; trying again" if infrastructure else _trying_again(job, spec)
     return Verdict(
-        to=Status.QUEUED if retry else Status.FAILED, reason=reason, message=message, time=now, learner=first.name,
-        exit_code=end.code if end else None, signal=end.signal if end else None, budgeted=not infrastructure,
-    )  # fmt: skip
+        to=Status.QUEUED if retry else Status.FAILED,
+        reason=reason,
+        message=message,
+        time=now,
+        learner=first.name,
+        exit_code=end.code if end else None,
+        signal=end.signal if end else None,
+        budgeted=not infrastructure,
+    )
 
 
 def _mixed_data(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], now: int) -> Verdict | None:
@@ -139,9 +150,13 @@ def _mixed_data(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus], 
     )
     retry = may_retry(job, spec, None)
     return Verdict(
-        to=Status.QUEUED if retry else Status.FAILED, reason="DataChanged",
-        message=message + (_trying_again(job, spec) if retry else ""), time=now, learner=other.name, budgeted=True,
-    )  # fmt: skip
+        to=Status.QUEUED if retry else Status.FAILED,
+        reason="DataChanged",
+        message=message + (_trying_again(job, spec) if retry else ""),
+        time=now,
+        learner=other.name,
+        budgeted=True,
+    )
 
 
 def _trying_again(job: Job, spec: JobSpec) -> str:

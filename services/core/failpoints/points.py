@@ -39,9 +39,16 @@ ACTIONS = ("kill", "stop", "cut")
 TIMES = ("before", "done", "answered")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATH_AT = {
-    "os.rename": 1, "os.link": 1, "os.symlink": 1, "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0, "os.chmod": 0,
-    "os.chown": 0, "os.truncate": 0,
-}  # fmt: skip
+    "os.rename": 1,
+    "os.link": 1,
+    "os.symlink": 1,
+    "os.mkdir": 0,
+    "os.remove": 0,
+    "os.rmdir": 0,
+    "os.chmod": 0,
+    "os.chown": 0,
+    "os.truncate": 0,
+}
 """Audit events that change the file system -> index of the argument that is the path."""
 _VARIABLE_PARTS = [
     (re.compile(r"(?<![0-9a-z])[a-z][0-9a-hjkmnp-tv-z]{22}(?![0-9a-z])"), "*"),

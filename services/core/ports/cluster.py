@@ -6,7 +6,8 @@ pair (attempt, term) that it has seen of each job, and refuses lower ones with S
 repetition has no further effect.
 
 A call that was sent before a later pair was seen may take effect after it. Nothing that is stale is ever activated, and
-what such a call has created is inert and gone within 30 seconds.
+what such a call has created is inert and gone within 30 seconds; on Kubernetes, what has no pod, within two seconds
+more for each tenant.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class LearnerProcess:
     """What blocks it and what to do, for people."""
     blocked_for_good: bool = False
     """Waiting cannot help: the attempt should be undone."""
-    reachable: bool = True
-    """False: its node is lost, so its helper can store nothing, unless the node comes back."""
+    can_store: bool = True
+    """False: its helper does not run any more, so it stores no results: its node is lost, or its pod has ended."""
     readable: bool = True
-    """False: the cluster's record of it is damaged, so its helper's report says how it ended."""
+    """False: the cluster's record of it is damaged or lost, so its helper's report says whether it ran and ended."""
     startup: Mapping[str, Span] = field(default_factory=dict)
     """Steps of the start-up that the cluster carries out (``schedule``, ``image``) -> when they began and ended."""
     node: str = ""
@@ -126,8 +127,13 @@ class Cluster(Protocol):
         """
         ...
 
-    async def observe(self, job_id: str) -> Observation:
-        """Returns what exists of a job now; an empty observation where nothing does."""
+    async def observe(self, job_id: str, *, cached: bool = False) -> Observation:
+        """Returns what exists of a job now; an empty observation where nothing does.
+
+        ``cached``: an earlier observation will do if the cluster has reported no change since, and this adapter has
+        changed nothing. It may be minutes old where a report was lost, so no decision is made on it. An adapter whose
+        reads cost little may ignore this.
+        """
         ...
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
@@ -150,8 +156,12 @@ class Cluster(Protocol):
         """
         ...
 
-    async def jobs(self) -> Sequence[str]:
-        """Returns the ids of all jobs of which anything exists on the cluster, with or without a job document."""
+    async def jobs(self, *, cached: bool = False) -> Sequence[str]:
+        """Returns the ids of all jobs of which anything exists on the cluster, with or without a job document.
+
+        ``cached``: as the cluster has last reported. A job may be named a little after its end; one of which only
+        something without learners exists may be named minutes late. An adapter whose reads cost little may ignore this.
+        """
         ...
 
     def watch(self) -> AsyncIterator[str]:

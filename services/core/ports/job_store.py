@@ -37,6 +37,8 @@ class JobQuery:
     """One of the tags in the spec."""
     untrimmed: bool = False
     """True: only jobs whose ``history_tail`` is not empty."""
+    stopped: bool = False
+    """True: only jobs that are HALTED by a stop of the platform (``Job.stopped``)."""
     deleted: bool = False
     """True: deleted jobs as well; False: without them."""
     after: str | None = None

@@ -54,7 +54,7 @@ class ObjectStore(Protocol):
 
     async def put(
         self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False, size: int | None = None
-    ) -> ObjectMeta:
+    ) -> None:
         """Stores an object from a stream. It is visible only when complete, and durable when this returns.
 
         ``size``: the total number of bytes, where it is known; stores that write large objects in parts choose the size

@@ -11,9 +11,15 @@ from typing import Final, Literal, Protocol, TypeAlias
 Verb: TypeAlias = Literal["get", "head", "put", "begin", "part", "complete", "abort", "delete"]
 """The operations. A large object is written in parts: begin, part (several times), complete or abort."""
 METHODS: Final[dict[Verb, str]] = {
-    "get": "GET", "head": "HEAD", "put": "PUT", "begin": "POST", "part": "PUT", "complete": "POST", "abort": "DELETE",
+    "get": "GET",
+    "head": "HEAD",
+    "put": "PUT",
+    "begin": "POST",
+    "part": "PUT",
+    "complete": "POST",
+    "abort": "DELETE",
     "delete": "DELETE",
-}  # fmt: skip
+}
 """Operation -> HTTP method."""
 READS: Final[frozenset[Verb]] = frozenset({"get", "head"})
 """The operations that change nothing."""

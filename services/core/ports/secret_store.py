@@ -16,13 +16,18 @@ def escaped(name: str) -> str:
     All but letters, digits, '_', '.', '-' and '~' is encoded. So the result is a safe file name: it leaves no folder,
     is not hidden, and differs for different names. Raises InvalidRequest for an empty or too long name.
     """
-    try:
-        stored_name = "=" + quote(name, safe="")
-    except UnicodeEncodeError:
-        raise InvalidRequest("a secret's name is valid Unicode") from None
+    stored_name = escaped_prefix(name)
     if not name or len(stored_name) > _NAME_MAX:
         raise InvalidRequest(f"a secret's name has 1 to {_NAME_MAX - 1} letters and digits (others count threefold)")
     return stored_name
+
+
+def escaped_prefix(prefix: str) -> str:
+    """Returns the text with which the stored names of all secrets begin whose names begin with ``prefix``."""
+    try:
+        return "=" + quote(prefix, safe="")
+    except UnicodeEncodeError:
+        raise InvalidRequest("a secret's name is valid Unicode") from None
 
 
 def unescaped(stored_name: str) -> str:
@@ -47,4 +52,8 @@ class SecretStore(Protocol):
 
     async def delete(self, name: str) -> None:
         """Removes a secret. No error where there is none."""
+        ...
+
+    async def names(self, prefix: str = "") -> list[str]:
+        """Returns the names that begin with ``prefix``, in the order of their stored form; damaged secrets included."""
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from services.core.domain.codec import MALFORMED
 from services.core.runtime.home import Home
 
 
@@ -38,5 +39,5 @@ def read_isolation(home: Home) -> IsolationReport | None:
         report = json.loads((home / "run" / "node-isolation.json").read_text())
         enforced = tuple(str(name) for name in report["enforced"])
         return IsolationReport(str(report["isolation"]), str(report["why"]), enforced)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *MALFORMED):
         return None

@@ -6,7 +6,7 @@ They are loaded from the environment (``WEFT_KUBERNETES_<FIELD>``). Mappings and
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -14,12 +14,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.core.domain.units import parse_bytes
 
 Priority = Literal["low", "normal", "high"]
+_OBJECT_NAME: Final = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 
 
 HELPER_SETTINGS: Final = (
-    "WEFT_HTTP_ALLOW", "WEFT_HTTP_MAX_BYTES", "WEFT_HELPER_DRAIN_S", "WEFT_CHECKPOINT_QUIET_S",
+    "WEFT_HTTP_ALLOW",
+    "WEFT_HTTP_MAX_BYTES",
+    "WEFT_HELPER_DRAIN_S",
+    "WEFT_CHECKPOINT_QUIET_S",
     "WEFT_CHECKPOINT_EVERY_S",
-)  # fmt: skip
+)
 """Settings of helpers (``services.helper.settings``) that those in pods get from the service that makes the pods."""
 
 
@@ -73,6 +77,12 @@ class KubernetesSettings(BaseSettings):
         description="Docker config file (`docker login` writes ~/.docker/config.json) with the credentials of private "
         "registries. The lcm writes it into each tenant's namespace as the Secret weft-pull, which no pod can read. "
         "Default: the nodes' own credentials.",
+    )
+    pull_secrets: tuple[Annotated[str, Field(pattern=_OBJECT_NAME)], ...] = Field(
+        default=(),
+        description="Names of further Secrets of type kubernetes.io/dockerconfigjson with credentials of registries, "
+        'e.g. ["team-registry"]. The operator keeps them in each tenant\'s namespace; a tenant may have other '
+        "credentials there than the next. Kubelets ignore those that are missing.",
     )
     lcm_account: str = Field(
         default="",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan, Folder, LearnerPlan
@@ -56,9 +56,6 @@ JOB_FOLDERS: Final = {
     Folder.TEMPORARY: "tmp",
 }
 """Names below ``JOB_FOLDER``."""
-
-MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""The errors that reading a damaged file may raise."""
 
 
 def write_gang(attempt: Path, plan: AttemptPlan) -> None:

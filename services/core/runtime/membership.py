@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NoSpace, WeftError
 from services.core.domain.ids import RANDOM_BITS, is_id, make_id
 from services.core.domain.status_keys import member_key
@@ -43,7 +44,7 @@ class Membership:
 
     async def start(self) -> None:
         """Revokes the predecessor's lease and joins. Where etcd is away, it keeps trying in the background."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, WeftError):
+        with contextlib.suppress(OSError, WeftError, *MALFORMED):
             document = read_json(self._file)
             if document is not None:
                 await self._status.revoke_id(int(document["lease"]))

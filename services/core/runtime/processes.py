@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from services.core.domain.codec import MALFORMED
 from services.core.runtime.durable_files import read_json, write_json
 
 _USERS_MODULES: Final = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"})
@@ -92,7 +93,7 @@ def write_process_file(path: Path, process: ProcessIdentity) -> None:
 
 def read_live_process(path: Path) -> ProcessIdentity | None:
     """Returns the process whose identity is in the file; None where it has ended or the file cannot be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, *MALFORMED):
         document = read_json(path)
         if document is not None:
             process = ProcessIdentity(int(document["pid"]), int(document["start_time"]), str(document["boot_id"]))

@@ -97,9 +97,11 @@ class SocketPlace:
         descriptor = open_private_folder(path.parent)
         try:
             lock = os.open(
-                path.name + _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600,
+                path.name + _LOCK,
+                os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o600,
                 dir_fd=descriptor,
-            )  # fmt: skip
+            )
         except OSError as error:
             os.close(descriptor)
             raise WeftError(f"cannot listen on {path}: {error.strerror}") from None

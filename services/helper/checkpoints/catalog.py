@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from services.core.domain.checkpoint import Index, SavedFile, SnapshotRecord
-from services.core.domain.codec import dump, load
+from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.errors import WeftError
 from services.core.runtime.durable_files import read_json, write_json
 from services.helper.log import log_event
@@ -44,7 +44,7 @@ class Catalog:
         try:
             document = read_json(path)
             return None if document is None else cls._parse(path, document)
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OSError) as error:
+        except (OSError, *MALFORMED) as error:
             log_event("spool.unreadable", file=FILE, why=str(error))
             return None
 
@@ -84,9 +84,12 @@ class Catalog:
     def save(self) -> None:
         """A spool that cannot be written (a full disk) is recorded in ``is_saved``."""
         document = {
-            "records": [dump(record) for record in self.records], "last_use": self.last_use,
-            "unsure": sorted(self.unsure), "manifests": sorted(self.manifests), "garbage": sorted(self.garbage),
-        }  # fmt: skip
+            "records": [dump(record) for record in self.records],
+            "last_use": self.last_use,
+            "unsure": sorted(self.unsure),
+            "manifests": sorted(self.manifests),
+            "garbage": sorted(self.garbage),
+        }
         try:
             write_json(self.path, document, durable=False)
         except (OSError, WeftError) as error:

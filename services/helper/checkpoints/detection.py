@@ -69,7 +69,7 @@ class _Entry:
 class Detector:
     def __init__(self, *, started_ms: int, quiet_s: float) -> None:
         """``started_ms``: when the learner's process was started, Unix ms."""
-        self._started_ms = started_ms
+        self._started_ms = started_ms - _CLOCK_MS
         self._quiet_s = quiet_s
         self._states: dict[str, tuple[object, float]] = {}
         """Entry -> (its state, since when it has had it, in monotonic seconds)."""

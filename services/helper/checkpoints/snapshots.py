@@ -156,9 +156,14 @@ class SnapshotStore:
         """Makes the files the newest snapshot; each was ``put``. ``remove_unneeded`` may follow."""
         catalog = self._opened
         record = SnapshotRecord(
-            seq=catalog.next_seq, time=time, until=time, final=final, complete=complete, files=len(files),
+            seq=catalog.next_seq,
+            time=time,
+            until=time,
+            final=final,
+            complete=complete,
+            files=len(files),
             size=sum(file.size for file in files),
-        )  # fmt: skip
+        )
         catalog.last_use |= dict.fromkeys((file.sha256 for file in files), record.seq)
         catalog.manifests.add(record.seq)
         catalog.save()

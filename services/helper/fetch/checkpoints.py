@@ -31,6 +31,7 @@ from services.core.domain.checkpoint import (
     parse_manifest,
     records_for,
 )
+from services.core.domain.codec import MALFORMED
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.errors import NotFound, WeftError
 from services.core.runtime.learner_folder import Assignment
@@ -128,7 +129,7 @@ class _Restoration:
     async def _parsed(self, key: str, parse: Callable[[bytes], T]) -> T:
         try:
             return parse(await self._read(key))
-        except (TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise FetchFailed(REASON, "a checkpoint's manifest is damaged in the object store") from error
         except NotFound as error:
             raise FetchFailed(REASON, "a checkpoint's manifest is missing in the object store") from error

@@ -252,9 +252,14 @@ def _compile(python: Path, venv: Path, lock: int, progress: FetchProgress, user:
     """Writes byte code, which learners cannot. The bare interpreter does: it runs nothing of the environment."""
     command = [str(python), "-I", "-S", "-m", "compileall", "-q", "-j", "0", str(venv / "lib")]
     process: subprocess.Popen[bytes] = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=(lock,),
-        env={"PATH": os.defpath}, **as_user(user),
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=(lock,),
+        env={"PATH": os.defpath},
+        **as_user(user),
+    )
     _wait(process, progress, _COMPILE_S)  # files that are no valid Python do not make it fail
 
 
@@ -292,9 +297,15 @@ class _Uv:
         # In memory: on a full disk the file would not contain the reason.
         with os.fdopen(os.memfd_create("uv"), "w+b") as out:
             process: subprocess.Popen[bytes] = subprocess.Popen(
-                [self._binary, *arguments], cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                pass_fds=(self._lock,), env=self._environment(), **as_user(self.user),
-            )  # fmt: skip
+                [self._binary, *arguments],
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=(self._lock,),
+                env=self._environment(),
+                **as_user(self.user),
+            )
             written = 0
 
             def watch() -> None:
@@ -317,9 +328,13 @@ class _Uv:
 
     def _environment(self) -> dict[str, str]:
         out = {
-            **with_system_authorities(os.environ), "UV_PYTHON_DOWNLOADS": "never", "UV_CACHE_DIR": str(self._cache),
-            "UV_NO_PROGRESS": "1", "UV_LINK_MODE": "hardlink" if self._is_shared else "copy", "NO_COLOR": "1",
-        }  # fmt: skip
+            **with_system_authorities(os.environ),
+            "UV_PYTHON_DOWNLOADS": "never",
+            "UV_CACHE_DIR": str(self._cache),
+            "UV_NO_PROGRESS": "1",
+            "UV_LINK_MODE": "hardlink" if self._is_shared else "copy",
+            "NO_COLOR": "1",
+        }
         if self.user is not None:  # it cannot read the configuration in root's home
             out |= {"HOME": str(self._cache), "TMPDIR": str(self._cache)}
             for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):

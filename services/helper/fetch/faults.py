@@ -16,11 +16,29 @@ from services.core.domain.outages import Outage
 from services.core.runtime.durable_files import FULL
 from services.helper.fetch.progress import FetchFailed
 
-AWAY: Final = frozenset({
-    errno.EAGAIN, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH,
-    errno.EIO, errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENODEV, errno.ENOMEM,
-    errno.ENOTCONN, errno.ENXIO, errno.EREMOTEIO, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT,
-})  # fmt: skip
+AWAY: Final = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENFILE,
+        errno.ENODEV,
+        errno.ENOMEM,
+        errno.ENOTCONN,
+        errno.ENXIO,
+        errno.EREMOTEIO,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
 """Errors of a machine, a disk or a server that fails. The same call may succeed later."""
 _CAUSE: Final = re.compile(r"^\W*(?:\d+: |error: |cause: |caused by: )*(?P<cause>.*)$", re.IGNORECASE)
 _UNSOLVED: Final = "no solution found"

@@ -10,19 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import WeftError
 from services.core.domain.outages import Outage
 from services.core.domain.plan import Folder, Input
 from services.core.domain.startup import Step
-from services.core.runtime.learner_folder import (
-    JOB_FOLDER,
-    JOB_FOLDERS,
-    MALFORMED,
-    Assignment,
-    LearnerFolder,
-)
+from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS, Assignment, LearnerFolder
 from services.helper.fetch.code import fetch_code, link_checkpoints
 from services.helper.fetch.faults import outage_of
 from services.helper.fetch.progress import FetchFailed, FetchProgress, FetchResult
@@ -60,7 +57,8 @@ def _fetch_into(
     if assignment.plan.inputs:
         versions = DataVersions(folder.data_versions)
         with progress.step(Step.DATA, "fetching its data"):
-            result.data_digest = _fetch_data(assignment, staging / JOB_FOLDERS[Folder.DATA], versions, progress)
+            data = staging / JOB_FOLDERS[Folder.DATA]
+            result.data_digest = _fetch_data(assignment, data, versions, signer, progress)
     if folder.has_image:
         _refuse_requirements(model_dir)
     elif assignment.plan.framework or (model_dir / "requirements.txt").exists():
@@ -92,14 +90,22 @@ def _prepare_environment(assignment: Assignment, model_dir: Path, result: FetchR
         result.env = {"VIRTUAL_ENV": str(venv)}
 
 
-def _fetch_data(assignment: Assignment, data_dir: Path, versions: DataVersions, progress: FetchProgress) -> str:
+def _fetch_data(
+    assignment: Assignment, data_dir: Path, versions: DataVersions, signer: UrlSigner, progress: FetchProgress
+) -> str:
     """Returns the digest of all inputs."""
     from services.helper.fetch.http_data import fetch_http
     from services.helper.fetch.local_data import fetch_claim, fetch_local
+    from services.helper.fetch.s3_data import fetch_s3
     from services.helper.settings import load_settings
 
     settings = load_settings()
-    fetchers = {"local": fetch_local, "http": fetch_http, "pvc": fetch_claim}
+    fetchers: dict[str, Callable[..., str]] = {
+        "local": fetch_local,
+        "http": fetch_http,
+        "pvc": fetch_claim,
+        "s3": partial(fetch_s3, signer=signer),
+    }
     hashing = hashlib.sha256()
     data_dir.mkdir(mode=0o755)
     for entry in sorted(assignment.plan.inputs, key=lambda entry: entry.mount):

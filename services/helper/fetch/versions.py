@@ -15,6 +15,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.plan import Input
 from services.core.runtime.durable_files import read_json, write_json
 from services.helper.fetch.progress import FetchFailed
@@ -48,7 +49,7 @@ class DataVersions:
         try:
             document = read_json(self._root / f"{_name(entry)}.json")
             return None if document is None else str(document["digest"])
-        except (KeyError, TypeError, ValueError):
+        except MALFORMED:
             return None
 
     def file(self, entry: Input) -> Path:

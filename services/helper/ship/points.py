@@ -62,9 +62,12 @@ def parse_report(line: bytes) -> ParsedReport | None:
     if not values and progress is None:
         return None
     return ParsedReport(
-        values=values, step=_whole(document.get("step")), time_ms=_time(document.get("time_ms")),
-        context=_context(document.get("context")), progress=progress,
-    )  # fmt: skip
+        values=values,
+        step=_whole(document.get("step")),
+        time_ms=_time(document.get("time_ms")),
+        context=_context(document.get("context")),
+        progress=progress,
+    )
 
 
 def _values(document: Mapping[str, Any]) -> dict[str, float]:

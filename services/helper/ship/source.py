@@ -63,9 +63,15 @@ class TailedSource:
     """Call ``refresh`` at any time, and ``next_batch`` and ``accept`` in turns until ``is_done``."""
 
     def __init__(
-        self, file: SourceFile, identity: Source, uid: int, spool: Spool, *, clock: Callable[[], int],
+        self,
+        file: SourceFile,
+        identity: Source,
+        uid: int,
+        spool: Spool,
+        *,
+        clock: Callable[[], int],
         on_report: Callable[[ParsedReport], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``uid``: the learner's. ``clock``: Unix ms. ``on_report`` gets each report once, or again after a restart."""
         self.file = file
         self._identity = identity
@@ -311,8 +317,12 @@ class TailedSource:
         for name, value in report.values.items():
             size += overhead + len(name)
             out.points.add(
-                offset=piece.start, time_ms=report.time_ms or time_ms, name=name, step=report.step, value=value,
+                offset=piece.start,
+                time_ms=report.time_ms or time_ms,
+                name=name,
+                step=report.step,
+                value=value,
                 context=report.context,
-            )  # fmt: skip
+            )
         self._on_report(report)
         return size

@@ -45,9 +45,13 @@ class UsageSource:
     """Bytes: samples are not worth a batch of their own."""
 
     def __init__(
-        self, identity: Source, reader: UsageReader, *, clock: Callable[[], int],
+        self,
+        identity: Source,
+        reader: UsageReader,
+        *,
+        clock: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``clock``: Unix ms."""
         self._identity = identity
         self._reader = reader

@@ -7,7 +7,7 @@ emptiest. Learners are placed largest first: the classic best-fit-decreasing ord
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from services.core.domain.learner import learner_name
@@ -34,6 +34,15 @@ class Gang:
     framework: str
     max_pending: int | None
     """Milliseconds."""
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Computed once: a policy looks up the gang of each waiting job in each round; it may have 1,000 learners."""
+
+    def __post_init__(self) -> None:
+        values = (self.learners, self.placement, self.gpu_type, self.framework, self.max_pending)
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)

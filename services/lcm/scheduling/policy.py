@@ -30,10 +30,12 @@ class Waiter:
     gang: Gang | None
     """None if its spec cannot be read."""
     tenant: str = ""
+    rev: int = 0
+    """Revision of its document."""
 
     @classmethod
     def of(cls, job: Job, gang: Gang | None) -> Waiter:
-        return cls(job.id, job.attempt.number, job.state.since, job.not_before, job.holds, gang, job.tenant)
+        return cls(job.id, job.attempt.number, job.state.since, job.not_before, job.holds, gang, job.tenant, job.rev)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class QueueWalk(Protocol):
     def order(self, scanned: Sequence[Waiter]) -> Sequence[Waiter]:
         """The jobs of one scan of the queue, which are in order of submission, in the order of their decisions.
 
-        A scan has at most WEFT_QUEUE_SCAN jobs. The next scan is read if it is full and the walk is not ``blocked``.
+        A scan has at most WEFT_QUEUE_SCAN jobs. The next scan follows if it is full and the walk is not ``blocked``.
         """
         ...
 

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import InvalidRequest, TooLarge
 
 HEAD: Final = "weft-backup.json"
@@ -221,7 +222,7 @@ class Reader:
         try:
             rows = [json.loads(line) for line in entry.read().splitlines()]
             names = [row["name"] for row in rows]
-        except (ValueError, KeyError, TypeError):
+        except MALFORMED:
             raise Refused(f"entry {entry.name} of the backup is damaged") from None
         entry.checked()
         if names != [row["name"] for row in pending]:
@@ -237,7 +238,7 @@ class Reader:
         try:
             end = json.loads(entry.read())
             mac, counts = end.pop("mac"), end["counts"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except MALFORMED:
             raise Refused(f"entry {END} of the backup is damaged") from None
         entry.checked()
         expected = {"entries": entries, "counts": counts, "sha256": digest}

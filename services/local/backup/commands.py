@@ -100,9 +100,12 @@ class Backups:
                 raise
             checked = restoring.check(path, None, progress=progress)  # integrity only: the key is not available
         return {
-            "file": str(path), "head": checked.head, "counts": checked.counts, "authentic": checked.key is not None,
+            "file": str(path),
+            "head": checked.head,
+            "counts": checked.counts,
+            "authentic": checked.key is not None,
             "warnings": checked.warnings,
-        }  # fmt: skip
+        }
 
     def restore(
         self,
@@ -226,9 +229,12 @@ async def _master_key(settings: Settings, *, rotate: bool, retire: bool) -> dict
                 file.keep_only_current()
             keys, secrets_by_key = file.keys(), await secrets.wrapped_by()
         return {
-            "file": str(file.path), "current": keys.current.id, "rewrapped": rewrapped, "refused": refused,
+            "file": str(file.path),
+            "current": keys.current.id,
+            "rewrapped": rewrapped,
+            "refused": refused,
             "retired": retired,
             "keys": [{"id": key_id, "secrets": secrets_by_key.get(key_id, 0)} for key_id in keys.ids],
-        }  # fmt: skip
+        }
     finally:
         await records.close()

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.document import read_job
 from services.core.domain.errors import TooLarge
 from services.core.domain.job import Event, Job
@@ -121,7 +121,7 @@ def documents(name: str, chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             if not isinstance(document, dict):
                 raise ValueError(f"a document is a {type(document).__name__}")  # noqa: TRY004 - it is about the text
             yield document
-    except (zlib.error, ValueError, RecursionError) as error:
+    except (zlib.error, *MALFORMED) as error:
         raise Refused(f"entry {name} of the backup cannot be read: {error}") from None
 
 

@@ -9,6 +9,7 @@ import json
 from typing import Any, Final
 
 from services.core.adapters.folder import files
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import WeftError
 from services.core.runtime.durable_files import sync_folder, write_json
 from services.core.runtime.home import Home
@@ -27,7 +28,7 @@ def refuse_half_restored(home: Home) -> None:
         return
     try:
         backup = str(json.loads((home / _NAME).read_text())["backup"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *MALFORMED):
         backup = "FILE"
     raise WeftError(f"a restore into {home.root} was cut off; run `weft restore {backup}` again, then start")
 

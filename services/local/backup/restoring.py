@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -21,11 +22,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from services.core.bootstrap import wiring
-from services.core.domain.errors import Conflict, InvalidRequest
+from services.core.domain.codec import MALFORMED
+from services.core.domain.errors import Conflict, InvalidRequest, Unavailable
 from services.core.domain.job import SCHEMA
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc, JobQuery
 from services.core.ports.metric_store import SourceState, Stored
+from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
@@ -49,6 +52,11 @@ from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import ETCD, PROGRAMS, VERSION, prepare
 from services.local.learners import end_all
 
+_OPERATIONS: Final = "-ops"
+_CONNECT_S: Final = 5.0
+_EVERY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - compared only
+_THIS_MACHINE: Final = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Processes of this machine are known by their files."""
 _CONCURRENT_WRITES: Final = 64
 """Concurrent writes share the store's fsyncs."""
 _KINDS_AT_START: Final = frozenset({"keys", "secrets"})
@@ -120,7 +128,7 @@ def _check_documents(entry: Entry, numbers: Continuous) -> None:
             else:
                 numbers.part(document)
             first = False
-    except (TypeError, ValueError, KeyError, IndexError, Conflict) as error:
+    except (IndexError, Conflict, *MALFORMED) as error:
         raise Refused(f"entry {entry.name} of the backup cannot be read: {error!r}") from None
 
 
@@ -133,7 +141,7 @@ def _read_head(entry: Entry) -> dict[str, Any]:
     try:
         head: dict[str, Any] = json.loads(entry.read()) if entry.name == HEAD else {}
         written, schemas = int(head["format"]), {name: int(version) for name, version in head["schemas"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MALFORMED:
         raise Refused(f"this is no Weft backup: it does not begin with a valid {HEAD}") from None
     ours = {"home": VERSION, "job": SCHEMA}
     newer = [name for name, version in schemas.items() if version > ours.get(name, 0)]
@@ -175,7 +183,38 @@ def _platform_stopped(home: Home) -> Generator[None]:
         ]
         if running:
             raise Conflict(f"{', '.join(running)} still run in {home.root}; stop them with `weft down`, then restore")
+        _check_containers_stopped(home)
         yield
+
+
+def _check_containers_stopped(home: Home) -> None:
+    """Raises Conflict if a service in another container answers: it would write to the stores meanwhile."""
+    try:
+        addresses = home.addresses()
+    except Unavailable:  # a new installation on one machine
+        return
+    services = {name.removesuffix(_OPERATIONS): text for name, text in addresses.items() if name.endswith(_OPERATIONS)}
+    running = sorted(name for name, text in services.items() if _answers(name, Address(text)))
+    if running:
+        raise Conflict(
+            f"{', '.join(running)} still run in other containers; stop them with"
+            f" `docker compose stop {' '.join(sorted(services))}`, then restore"
+        )
+
+
+def _answers(service: str, address: Address) -> bool:
+    """Returns True if a service of another container or machine accepts connections at its operations address."""
+    if address.socket is not None:
+        return False
+    host, port = address.host_port
+    if host in _THIS_MACHINE:
+        return False
+    try:
+        # In the installation's files of a container its own service listens on every address.
+        socket.create_connection((service if host == _EVERY_ADDRESS else host, port), _CONNECT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 async def restore(
@@ -212,9 +251,12 @@ async def restore(
                 await restoring.run(Reader(file), lambda place: progress(place, size))
             restore_marker.end(home)
     return {
-        "counts": checked.counts, "head": checked.head, "again": restoring.queued, "halted": restoring.halted,
+        "counts": checked.counts,
+        "head": checked.head,
+        "again": restoring.queued,
+        "halted": restoring.halted,
         "warnings": checked.warnings,
-    }  # fmt: skip
+    }
 
 
 async def _refuse_used(stores: Stores) -> None:

@@ -167,9 +167,7 @@ class Saving:
             after: str | None = None
             while kind != SECRETS and (page := await self._stores.records.find(kind, {}, after=after)):
                 for record in page:
-                    document = {
-                        "kind": kind, "id": record.id, "body": dump(record.body), "index": dict(record.index)
-                    }  # fmt: skip
+                    document = {"kind": kind, "id": record.id, "body": dump(record.body), "index": dict(record.index)}
                     with self._left_out_if_too_large():
                         lines.add(document, what=f"record {record.id} of {kind}")
                         self.counts["records"] += 1

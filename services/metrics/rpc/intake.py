@@ -24,6 +24,7 @@ from services.core.ports.object_urls import ObjectRequest, Verb
 from services.metrics.attempt_ends import AttemptEnds
 from services.metrics.attempts import Attempts, Stop
 from services.metrics.control import Control
+from services.metrics.data_signing import DataSigning
 from services.metrics.following import Notifier
 from services.metrics.heartbeats import Heartbeats
 from services.metrics.instrumentation import Instrumentation
@@ -57,6 +58,7 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     ends: AttemptEnds
     control: Control
     objects: ObjectCalls
+    data: DataSigning
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> pb.HelloReply:
         learner = calling_learner()
@@ -109,9 +111,14 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         self.instrumentation.reports.labels(result).inc()
         if result != UNCHANGED:
             log.info(
-                "learner.reported", result=result, job=learner.job, attempt=learner.attempt, learner=learner.name,
-                seq=status.seq, phase=status.phase.value,
-            )  # fmt: skip
+                "learner.reported",
+                result=result,
+                job=learner.job,
+                attempt=learner.attempt,
+                learner=learner.name,
+                seq=status.seq,
+                phase=status.phase.value,
+            )
         return pb.ReportReply(current=result != STALE)
 
     async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
@@ -141,6 +148,12 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
             for message in request.requests
         ]
         return pb.SignReply(urls=await self.signing.urls(learner, requests))
+
+    async def SignData(self, request: pb.SignDataRequest, context: Any) -> pb.SignDataReply:
+        learner = calling_learner()
+        self.heartbeats.mark_seen(learner)
+        url = await self.data.url(learner, mount=request.mount, key=request.key, after=request.after)
+        return pb.SignDataReply(url=url)
 
     async def HeadObject(self, request: pb.HeadObjectRequest, context: Any) -> pb.HeadObjectReply:
         return pb.HeadObjectReply(size=await self.objects.size(calling_learner(), request.key))

@@ -60,9 +60,7 @@ def batch_of(message: pb.SourceBatch) -> Batch:
 
 
 def source_of(message: pb.Source) -> SourceId:
-    return SourceId(
-        message.attempt, message.role, message.rank, message.run, message.source, message.generation
-    )  # fmt: skip
+    return SourceId(message.attempt, message.role, message.rank, message.run, message.source, message.generation)
 
 
 def source_message(source: SourceId) -> pb.Source:
@@ -78,10 +76,12 @@ def source_message(source: SourceId) -> pb.Source:
 
 def fetching_of(message: pb.FetchingStep) -> Fetching:
     return Fetching(
-        message.step, message.began_ms, message.message,
+        message.step,
+        message.began_ms,
+        message.message,
         message.done_bytes if message.HasField("done_bytes") else None,
         message.total_bytes if message.HasField("total_bytes") else None,
-    )  # fmt: skip
+    )
 
 
 def fetching_message(learner: str, attempt: int, fetching: Fetching) -> pb.LearnerFetching:
@@ -119,10 +119,17 @@ def point_messages(points: Iterable[StoredPoint]) -> list[pb.StoredPoint]:
 
 def aggregate_message(aggregate: Aggregate) -> pb.Aggregate:
     return pb.Aggregate(
-        name=aggregate.name, context=aggregate.context, rank=aggregate.rank, count=aggregate.count,
-        last=aggregate.last, last_step=aggregate.last_step, low=aggregate.low, low_step=aggregate.low_step,
-        high=aggregate.high, high_step=aggregate.high_step,
-    )  # fmt: skip
+        name=aggregate.name,
+        context=aggregate.context,
+        rank=aggregate.rank,
+        count=aggregate.count,
+        last=aggregate.last,
+        last_step=aggregate.last_step,
+        low=aggregate.low,
+        low_step=aggregate.low_step,
+        high=aggregate.high,
+        high_step=aggregate.high_step,
+    )
 
 
 def line_query(request: pb.LinesRequest) -> LineQuery:

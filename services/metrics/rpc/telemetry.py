@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeVar
@@ -144,15 +144,19 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         progress, eta_ms = self.heartbeats.progress(request.job_id)
         usage = (await self.store.usage(request.job_id))[:_MOST_USAGE]
         return pb.SummaryReply(
-            lines=lines, points=points, latest=point_messages(_cut(latest, point_size)), progress=progress,
-            eta_ms=eta_ms, left_out=await self.store.left_out(request.job_id),
+            lines=lines,
+            points=points,
+            latest=point_messages(_cut(latest, point_size)),
+            progress=progress,
+            eta_ms=eta_ms,
+            left_out=await self.store.left_out(request.job_id),
             fetching=[fetching_message(*entry) for entry in self.heartbeats.fetching(request.job_id)],
             usage=list(map(aggregate_message, usage)),
             bars=[
                 pb.LearnerBar(learner=learner, attempt=attempt, text=text)
                 for learner, attempt, text in self.heartbeats.bars(request.job_id)
             ],
-        )  # fmt: skip
+        )
 
     async def Aggregates(self, request: pb.AggregatesRequest, context: Any) -> pb.AggregatesReply:
         jobs: list[pb.JobAggregates] = []
@@ -182,19 +186,24 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
                 longest, count = column.steps, column.count
             columns[job_id] = column if column.values else replace(column, steps=())
         statistics = Statistics(chosen_steps(longest, most))
-        for job_id, column in columns.items():
-            # A longer column has its steps only: the values at the chosen ones are read now.
-            read = (
-                column if column.values else await self.columns.column(job_id, request.name, labels, statistics.steps)
-            )
+        for job_id, column in [*columns.items()]:
+            read: Column | None = column
+            if not column.values:  # a longer column has its steps only: the values at the chosen ones are read now
+                read = await _unless_damaged(self.columns.column(job_id, request.name, labels, statistics.steps))
             if read is not None:
                 statistics.add(read)
+            else:
+                del columns[job_id]
         rows = statistics.rows()
         return pb.StepStatisticsReply(
-            steps=[step for step, _ in rows], n=[of.n for _, of in rows], mean=[of.mean for _, of in rows],
-            std=[of.std for _, of in rows], low=[of.low for _, of in rows], high=[of.high for _, of in rows],
+            steps=[step for step, _ in rows],
+            n=[of.n for _, of in rows],
+            mean=[of.mean for _, of in rows],
+            std=[of.std for _, of in rows],
+            low=[of.low for _, of in rows],
+            high=[of.high for _, of in rows],
             without=[job_id for job_id in request.job_ids if job_id not in columns],
-        )  # fmt: skip
+        )
 
     async def _whole_columns(
         self, job_ids: Sequence[str], name: str, labels: Mapping[str, str] | None, *, most: int
@@ -202,7 +211,7 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         """Of the jobs that reported the metric with steps, in order; a few are read at a time."""
         for first in range(0, len(job_ids), _AT_A_TIME):
             some = job_ids[first : first + _AT_A_TIME]
-            reads = (self.columns.whole_column(job_id, name, labels, most=most) for job_id in some)
+            reads = (_unless_damaged(self.columns.whole_column(job_id, name, labels, most=most)) for job_id in some)
             for job_id, column in zip(some, await asyncio.gather(*reads), strict=True):
                 if column is not None and column.steps:
                     yield job_id, column
@@ -213,6 +222,14 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         self.attempts.forget(request.job_id)
         log.info("job.forgotten", job=request.job_id)
         return pb.ForgetReply()
+
+
+async def _unless_damaged(reading: Awaitable[Column | None]) -> Column | None:
+    """The column; None for a job whose files are damaged. They are reported elsewhere, and harm no other job."""
+    try:
+        return await reading
+    except Quarantined:
+        return None
 
 
 def _page(stored: Sequence[T], size: Callable[[T], int], *, limit: int, through: int, by_time: bool = False) -> Page[T]:

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.shards import Shards
 from services.core.runtime.durable_files import read_json, write_json
@@ -45,7 +46,7 @@ class Volume:
         try:
             document = read_json(self._path)
             return None if document is None else Agreed(document["count"], document["before"], document["moved"])
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise InvalidRequest(f"{self._path} cannot be read ({error!r}); restore it from a backup") from error
 
     def record(self, agreed: Agreed) -> bool:

@@ -16,10 +16,32 @@ from tests.hostile.attacks.ground import detached, folder, intel, must_fail, say
 _STORED: Final = ("RESULT_DIR", "CHECKPOINT_DIR", "LOG_DIR")
 _RACE_S: Final = 20.0
 NAMES: Final = (
-    b"caf\xe9", b"\xff\xfe", b"new\nline", b"\x1b[2J\x1b[31mred", b"tab\tquote\"'`$(id)", b"-rf", b"--help", b" ", b".",
-    b"..hidden", b"...", b"a\\b", b"%2e%2e%2f", b"\xe2\x80\xaegpj.exe", b"\xed\xa0\x80", b"\xf0\x9f\xa7\xb5" * 50,
-    b"con", b"*", b"\r", b"\x01\x7f", b"n" * 255, b"manifest.json", b"worker-0.manifest.json", b"A", b"a",
-)  # fmt: skip
+    b"caf\xe9",
+    b"\xff\xfe",
+    b"new\nline",
+    b"\x1b[2J\x1b[31mred",
+    b"tab\tquote\"'`$(id)",
+    b"-rf",
+    b"--help",
+    b" ",
+    b".",
+    b"..hidden",
+    b"...",
+    b"a\\b",
+    b"%2e%2e%2f",
+    b"\xe2\x80\xaegpj.exe",
+    b"\xed\xa0\x80",
+    b"\xf0\x9f\xa7\xb5" * 50,
+    b"con",
+    b"*",
+    b"\r",
+    b"\x01\x7f",
+    b"n" * 255,
+    b"manifest.json",
+    b"worker-0.manifest.json",
+    b"A",
+    b"a",
+)
 
 
 def links_lead_to_the_platform() -> None:

@@ -17,11 +17,29 @@ from tests.hostile.attacks.ground import breach, folder, in_child, intel, must_f
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _NUMBERS: Final = {
-    "acct": 163, "add_key": 248, "bpf": 321, "clone3": 435, "delete_module": 176, "fsopen": 430, "init_module": 175,
-    "io_uring_setup": 425, "kexec_load": 246, "keyctl": 250, "mount_setattr": 442, "move_mount": 429,
-    "open_by_handle_at": 304, "open_tree": 428, "perf_event_open": 298, "pidfd_open": 434, "process_vm_readv": 310,
-    "ptrace": 101, "quotactl": 179, "request_key": 249, "swapon": 167, "userfaultfd": 323,
-}  # fmt: skip
+    "acct": 163,
+    "add_key": 248,
+    "bpf": 321,
+    "clone3": 435,
+    "delete_module": 176,
+    "fsopen": 430,
+    "init_module": 175,
+    "io_uring_setup": 425,
+    "kexec_load": 246,
+    "keyctl": 250,
+    "mount_setattr": 442,
+    "move_mount": 429,
+    "open_by_handle_at": 304,
+    "open_tree": 428,
+    "perf_event_open": 298,
+    "pidfd_open": 434,
+    "process_vm_readv": 310,
+    "ptrace": 101,
+    "quotactl": 179,
+    "request_key": 249,
+    "swapon": 167,
+    "userfaultfd": 323,
+}
 """Of x86-64; on another processor the attacks by number say that they were not tried."""
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -49,9 +67,15 @@ def _on_this_processor() -> bool:
 def namespaces_are_made() -> None:
     """Makes namespaces of its own: user, mount, network, process ids; alone and inside one of users."""
     for name, flag in (
-        ("user", _NEWUSER), ("mount", _NEWNS), ("network", _NEWNET), ("pid", _NEWPID), ("uts", _NEWUTS),
-        ("ipc", _NEWIPC), ("cgroup", _NEWCGROUP), ("user and mount", _NEWUSER | _NEWNS),
-    ):  # fmt: skip
+        ("user", _NEWUSER),
+        ("mount", _NEWNS),
+        ("network", _NEWNET),
+        ("pid", _NEWPID),
+        ("uts", _NEWUTS),
+        ("ipc", _NEWIPC),
+        ("cgroup", _NEWCGROUP),
+        ("user and mount", _NEWUSER | _NEWNS),
+    ):
 
         def make(flag: int = flag, name: str = name) -> None:
             must_fail(f"a {name} namespace", lambda: _checked(_LIBC.unshare(flag)))
@@ -287,21 +311,32 @@ def kernel_settings_are_written() -> None:
         _, controllers, group = line.split(":", 2)
         for base in {f"/sys/fs/cgroup/{controllers.removeprefix('name=')}", "/sys/fs/cgroup"}:
             for path, content in (
-                (f"{base}{group}/memory.limit_in_bytes", "-1"), (f"{base}{group}/memory.max", "max"),
-                (f"{base}{group}/pids.max", "max"), (f"{base}/cgroup.procs", str(os.getpid())),
-                (f"{base}{group}/cgroup.procs", str(os.getpid())), (f"{base}/release_agent", "/bin/sh"),
+                (f"{base}{group}/memory.limit_in_bytes", "-1"),
+                (f"{base}{group}/memory.max", "max"),
+                (f"{base}{group}/pids.max", "max"),
+                (f"{base}/cgroup.procs", str(os.getpid())),
+                (f"{base}{group}/cgroup.procs", str(os.getpid())),
+                (f"{base}/release_agent", "/bin/sh"),
                 (f"{base}{group}/hostile/cgroup.procs", "0"),
-            ):  # fmt: skip
+            ):
                 must_fail(path, lambda path=path, content=content: Path(path).write_text(content))  # type: ignore[misc]
 
 
 def daemons_of_the_machine_are_reached() -> None:
     """Connects to the sockets of the machine's own daemons: containers, systemd, D-Bus, displays."""
     for path in (
-        "/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/systemd/private",
-        "/run/systemd/notify", "/run/dbus/system_bus_socket", "/run/udev/control", "/run/podman/podman.sock",
-        "/run/cri-dockerd.sock", "/tmp/.X11-unix/X0", "/dev/log",
-    ):  # fmt: skip
+        "/run/docker.sock",
+        "/var/run/docker.sock",
+        "/run/containerd/containerd.sock",
+        "/run/systemd/private",
+        "/run/systemd/notify",
+        "/run/dbus/system_bus_socket",
+        "/run/udev/control",
+        "/run/podman/podman.sock",
+        "/run/cri-dockerd.sock",
+        "/tmp/.X11-unix/X0",
+        "/dev/log",
+    ):
 
         def reach(path: str = path) -> None:
             with closing(socket.socket(socket.AF_UNIX)) as connection:

@@ -21,8 +21,11 @@ _RUN: Final = Path("/weft/runs/1")
 _MESSAGE: Final = Path("/dev/termination-log")
 _HELPERS: Final = ("/weft/plan", "/weft/token", "/weft/private", "/var/run/secrets/kubernetes.io")
 _OBJECTS: Final = (
-    "/api/v1/secrets", "/api/v1/namespaces", "/api/v1/nodes", "/apis/scheduling.k8s.io/v1alpha2/podgroups",
-)  # fmt: skip
+    "/api/v1/secrets",
+    "/api/v1/namespaces",
+    "/api/v1/nodes",
+    "/apis/scheduling.k8s.io/v1alpha2/podgroups",
+)
 _SUCCESS: Final = {"schema": 1, "time": 1, "code": 0, "signal": 0, "stop_cause": "halt", "lost": True, "run": 1}
 """A record of an end that is a success, a stop by somebody else, and the loss of the node at once."""
 FORGED_CODE: Final = 7
@@ -65,8 +68,10 @@ def api_server_is_used() -> None:
     requests += [("POST", f"{victims}/pods"), ("DELETE", f"{victims}/pods/{known['victim']['pod']}")]
     for server in known["api_servers"]:
         headers: tuple[dict[str, str], ...] = (
-            {}, {"Authorization": f"Bearer {known['key']}"}, {"X-Remote-User": "admin"},
-        )  # fmt: skip
+            {},
+            {"Authorization": f"Bearer {known['key']}"},
+            {"X-Remote-User": "admin"},
+        )
         _judge_all(f"API server {server}", server, requests, headers)
 
 
@@ -76,8 +81,11 @@ def kubelets_are_used() -> None:
     pod = f"{known['victim']['namespace']}/{known['victim']['pod']}/learner"
     pages = ("/pods", "/runningpods/", "/configz", "/metrics", "/logs/", "/stats/summary")
     requests = [("GET", path) for path in pages]
-    requests += [("POST", f"/run/{pod}?cmd=id"), ("POST", f"/exec/{pod}?command=id&output=1"),
-                 ("GET", f"/containerLogs/{pod}")]  # fmt: skip
+    requests += [
+        ("POST", f"/run/{pod}?cmd=id"),
+        ("POST", f"/exec/{pod}?command=id&output=1"),
+        ("GET", f"/containerLogs/{pod}"),
+    ]
     for server in known["kubelets"]:
         _judge_all(f"kubelet {server}", server, requests, ({},))
 

@@ -102,9 +102,12 @@ def core_is_dumped() -> None:
 def work_is_scheduled() -> None:
     """Uses at, batch, crontab, systemd-run, nohup and files of cron to run again after its end."""
     for words in (
-        ["at", "now + 1 minute"], ["batch"], ["crontab", "-"], ["systemd-run", "--user", "sleep", "90"],
+        ["at", "now + 1 minute"],
+        ["batch"],
+        ["crontab", "-"],
+        ["systemd-run", "--user", "sleep", "90"],
         ["nohup", "setsid", "sleep", "90"],
-    ):  # fmt: skip
+    ):
         with suppress(OSError):
             process = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
@@ -124,9 +127,22 @@ def platform_files_are_forged() -> None:
     """Writes exit records, shim files, tokens and marks of a stored result, where they belong and beside it."""
     inside = folder("JOB_STATE_DIR")
     names = (
-        "exit.json", "start.json", "stored", "shim.json", "helper.json", "learner.json", "stop.json", "go", "active",
-        "prepared.json", "gpus.json", "runs/1/exit.json", "runs/1/stdout", "spool/x", "fetched/x",
-    )  # fmt: skip
+        "exit.json",
+        "start.json",
+        "stored",
+        "shim.json",
+        "helper.json",
+        "learner.json",
+        "stop.json",
+        "go",
+        "active",
+        "prepared.json",
+        "gpus.json",
+        "runs/1/exit.json",
+        "runs/1/stdout",
+        "spool/x",
+        "fetched/x",
+    )
     text = f'{{"schema": 1, "time": 1, "code": 0, "run": 1, "stop_cause": "", "lost": false, "by": "{FORGED}"}}'
     for name in names:
         place = inside / name

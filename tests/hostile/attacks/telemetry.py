@@ -12,9 +12,27 @@ from typing import Final
 from tests.hostile.attacks.ground import folder, say
 
 NAMES: Final = (
-    "lo\0ss", "\0", "", " ", "$where", "a.b..c", "../../etc/passwd", "\U0001f9f5" * 50, "\ud800", "'; DROP TABLE jobs",
-    "\x1b[2J", "\u202egpj", "n" * 100_000, "__proto__", "a\nb", "{}", "%s%n", "-1", "le\tss", 'loss{a="b"}',
-)  # fmt: skip
+    "lo\0ss",
+    "\0",
+    "",
+    " ",
+    "$where",
+    "a.b..c",
+    "../../etc/passwd",
+    "\U0001f9f5" * 50,
+    "\ud800",
+    "'; DROP TABLE jobs",
+    "\x1b[2J",
+    "\u202egpj",
+    "n" * 100_000,
+    "__proto__",
+    "a\nb",
+    "{}",
+    "%s%n",
+    "-1",
+    "le\tss",
+    'loss{a="b"}',
+)
 
 
 def _report(*lines: str | bytes) -> None:
@@ -35,9 +53,25 @@ def names_are_hostile() -> None:
 def values_are_hostile() -> None:
     """Values that are no numbers, are infinite, have a thousand digits, or are nested ten thousand deep."""
     for text in (
-        "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "-0", "1" * 5_000, "true", "null", '"1"', "[1]",
-        "{}", "0x10", "1_000", "٣", "[" * 10_000 + "]" * 10_000, '{"a":' * 10_000 + "1" + "}" * 10_000,
-    ):  # fmt: skip
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e999",
+        "-1e999",
+        "1e-999",
+        "-0",
+        "1" * 5_000,
+        "true",
+        "null",
+        '"1"',
+        "[1]",
+        "{}",
+        "0x10",
+        "1_000",
+        "٣",
+        "[" * 10_000 + "]" * 10_000,
+        '{"a":' * 10_000 + "1" + "}" * 10_000,
+    ):
         _report(f'{{"step": 1, "values": {{"v": {text}}}}}')
         _report(text)
     _report(b"\xff\xfe\x00", b"{", b"", b"}", b"null", b"[]", b'{"step": 1, "values": {"v": 1}', b"\0" * 10_000)

@@ -11,8 +11,16 @@ from weft._job import Job
 VICTIM: Final = "acme"
 ATTACKER: Final = "evil"
 PLATFORM_FOLDERS: Final = (
-    "run", "secrets", "logs", "objects", "metrics", "jobs.sqlite", "records.sqlite", "uploads", "etcd",
-)  # fmt: skip
+    "run",
+    "secrets",
+    "logs",
+    "objects",
+    "metrics",
+    "jobs.sqlite",
+    "records.sqlite",
+    "uploads",
+    "etcd",
+)
 """Files and folders of the platform's home that no learner may read or change."""
 
 

@@ -18,9 +18,21 @@ from weft._job import Job
 
 _SERVICES: Final = ("etcd", "metrics", "node", "lcm", "guardian", "api")
 _PLACES: Final = (
-    "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run", "/run/lock", "/run/user", "/var/lock", "/var/crash",
-    "/var/spool/cron", "/var/spool/cron/crontabs", "/var/spool/at", "/etc/cron.d", "/etc",
-)  # fmt: skip
+    "/tmp",
+    "/var/tmp",
+    "/dev/shm",
+    "/dev/mqueue",
+    "/run",
+    "/run/lock",
+    "/run/user",
+    "/var/lock",
+    "/var/crash",
+    "/var/spool/cron",
+    "/var/spool/cron/crontabs",
+    "/var/spool/at",
+    "/etc/cron.d",
+    "/etc",
+)
 
 
 class OneMachine:

@@ -131,10 +131,13 @@ class Pods:
         return [
             *(f"/var/lib/kubelet/{part}" for part in ("", "pods", "pki/kubelet-client-current.pem", "kubeconfig")),
             *(str(path) for path in sorted(volumes.glob("*/*"))),
-            pod_layout.PLAN, f"{pod_layout.PLAN}/{pod_layout.PLAN_FILE}",
-            pod_layout.TOKEN, f"{pod_layout.TOKEN}/{pod_layout.TOKEN_FILE}",
-            pod_layout.PRIVATE, "/var/run/secrets/kubernetes.io/serviceaccount/token",
-        ]  # fmt: skip
+            pod_layout.PLAN,
+            f"{pod_layout.PLAN}/{pod_layout.PLAN_FILE}",
+            pod_layout.TOKEN,
+            f"{pod_layout.TOKEN}/{pod_layout.TOKEN_FILE}",
+            pod_layout.PRIVATE,
+            "/var/run/secrets/kubernetes.io/serviceaccount/token",
+        ]
 
     def secrets(self, guard: Job) -> dict[str, str]:
         """The guard's tokens, and the beginning that the tokens of all learners share."""

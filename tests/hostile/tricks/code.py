@@ -108,7 +108,7 @@ def archive_is_strange(arena: Arena) -> Iterator[str]:
             "file and folder": _zip(("x", b"1", file), ("x/y", b"2", file)),
             "platform's names": _zip(("../exit.json", b"{}", file), ("metrics.jsonl", b"x", file)),
         },
-    )  # fmt: skip
+    )
 
 
 @of_request("code")
@@ -117,11 +117,25 @@ def requirements_have_options(arena: Arena) -> Iterator[str]:
     home = arena.weft.home.root
     setup = b"import os, pathlib\npathlib.Path('/tmp/hostile-setup').write_text('x')\nprint(os.environ)\n"
     for line in (
-        f"-r {home}/secrets/service", "-r /etc/passwd", "--index-url http://127.0.0.1:1/", "-e .", "./package", ".",
-        "--find-links /", "x @ file:///etc/passwd", "x @ git+https://127.0.0.1/x", "--config-settings x=y",
-        "-c /etc/shadow", "pip; python_version < '0'  -e .", "x\x00y", "--extra-index-url=http://127.0.0.1:1/ x",
-        "\u202ex", "a" * 50_000, "${HOME}", "--no-binary :all: x",
-    ):  # fmt: skip
+        f"-r {home}/secrets/service",
+        "-r /etc/passwd",
+        "--index-url http://127.0.0.1:1/",
+        "-e .",
+        "./package",
+        ".",
+        "--find-links /",
+        "x @ file:///etc/passwd",
+        "x @ git+https://127.0.0.1/x",
+        "--config-settings x=y",
+        "-c /etc/shadow",
+        "pip; python_version < '0'  -e .",
+        "x\x00y",
+        "--extra-index-url=http://127.0.0.1:1/ x",
+        "\u202ex",
+        "a" * 50_000,
+        "${HOME}",
+        "--no-binary :all: x",
+    ):
         files = {"requirements.txt": f"{line}\n".encode(), "setup.py": setup, "package/setup.py": setup}
         with archive(files) as code:
             try:

@@ -25,9 +25,15 @@ def searches_back_track(arena: Arena) -> Iterator[str]:
     job = arena.submit({"name": "lines", "command": "for n in $(seq 200); do printf 'a%.0s' $(seq 200); echo b; done"})
     yield from judge(arena, job, finishes=False, reads=False)
     patterns = [
-        "(a+)%2B$", "(a|aa)*c", "(a*)*d", "((a+)%2B)%2B$", "(.*a){25}", "(a{1,1000}){1,1000}", "%5B",
+        "(a+)%2B$",
+        "(a|aa)*c",
+        "(a*)*d",
+        "((a+)%2B)%2B$",
+        "(.*a){25}",
+        "(a{1,1000}){1,1000}",
+        "%5B",
         "(?P<x>a)(%3FP=x)",
-    ]  # fmt: skip
+    ]
     with ThreadPoolExecutor(8) as threads:
         searches = [
             threads.submit(request, arena, "GET", f"/v1/jobs/{job.id}/logs?search={pattern}") for pattern in patterns

@@ -14,11 +14,24 @@ from weft._job import Job
 
 _ANY_END: Final = frozenset({"COMPLETED", "FAILED"})
 _LOADER: Final = {
-    "LD_PRELOAD": "./hostile.so", "LD_AUDIT": "./hostile.so", "LD_LIBRARY_PATH": ".", "LD_DEBUG": "libs",
-    "LD_DEBUG_OUTPUT": "/tmp/hostile-loader", "GCONV_PATH": ".", "GLIBC_TUNABLES": "glibc.malloc.check=3",
-    "LD_BIND_NOW": "1", "LD_PROFILE": "libc.so.6", "LD_PROFILE_OUTPUT": "/tmp", "MALLOC_TRACE": "/tmp/hostile-trace",
-    "PYTHONPATH": "/tmp", "PYTHONSTARTUP": "/tmp/x", "PYTHONHOME": "", "BASH_ENV": "./x", "ENV": "./x", "IFS": "/",
-}  # fmt: skip
+    "LD_PRELOAD": "./hostile.so",
+    "LD_AUDIT": "./hostile.so",
+    "LD_LIBRARY_PATH": ".",
+    "LD_DEBUG": "libs",
+    "LD_DEBUG_OUTPUT": "/tmp/hostile-loader",
+    "GCONV_PATH": ".",
+    "GLIBC_TUNABLES": "glibc.malloc.check=3",
+    "LD_BIND_NOW": "1",
+    "LD_PROFILE": "libc.so.6",
+    "LD_PROFILE_OUTPUT": "/tmp",
+    "MALLOC_TRACE": "/tmp/hostile-trace",
+    "PYTHONPATH": "/tmp",
+    "PYTHONSTARTUP": "/tmp/x",
+    "PYTHONHOME": "",
+    "BASH_ENV": "./x",
+    "ENV": "./x",
+    "IFS": "/",
+}
 
 _ELSEWHERE: Final = {"pod": "The platform's etcd, inner services and their folders are on a machine that is no node."}
 _OTHER_LOOPBACK: Final = {"pod": "A pod has a network of its own, in which nothing of the platform listens."}

@@ -25,10 +25,21 @@ from tests.hostile.trick import Trick, judge, leaked, of_request
 from tests.waiting import eventually
 
 _UP: Final = (
-    "../../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/secrets/service", "..\\..\\secrets",
-    "/etc/passwd", "%00", "%ff", "....//....//etc/passwd", "tenants/acme", "attempts/../../../../secrets/service",
-    "results/..%252f..%252fsecrets", "%c0%ae%c0%ae/", ";/../..", "worker-0/../../../../../secrets/master-key",
-)  # fmt: skip
+    "../../../../etc/passwd",
+    "..%2f..%2f..%2fetc%2fpasswd",
+    "%2e%2e/%2e%2e/secrets/service",
+    "..\\..\\secrets",
+    "/etc/passwd",
+    "%00",
+    "%ff",
+    "....//....//etc/passwd",
+    "tenants/acme",
+    "attempts/../../../../secrets/service",
+    "results/..%252f..%252fsecrets",
+    "%c0%ae%c0%ae/",
+    ";/../..",
+    "worker-0/../../../../../secrets/master-key",
+)
 
 
 @of_request("tenants", quick=True)
@@ -126,10 +137,16 @@ def paths_lead_above(arena: Arena) -> Iterator[str]:
     yield from judge(arena, job, finishes=False)
     for up in _UP:
         for path in (
-            f"/v1/jobs/{up}", f"/v1/jobs/{job.id}/artifacts/{up}", f"/v1/jobs/{job.id}/artifacts?prefix={up}",
-            f"/v1/jobs/{job.id}/logs?role={up}", f"/v1/jobs/{job.id}/metrics?name={up}", f"/v1/keys/{up}",
-            f"/{up}", f"/v1/jobs/{job.id}/{up}", f"/v1/jobs?tag={up}&name={up}&after={up}",
-        ):  # fmt: skip
+            f"/v1/jobs/{up}",
+            f"/v1/jobs/{job.id}/artifacts/{up}",
+            f"/v1/jobs/{job.id}/artifacts?prefix={up}",
+            f"/v1/jobs/{job.id}/logs?role={up}",
+            f"/v1/jobs/{job.id}/metrics?name={up}",
+            f"/v1/keys/{up}",
+            f"/{up}",
+            f"/v1/jobs/{job.id}/{up}",
+            f"/v1/jobs?tag={up}&name={up}&after={up}",
+        ):
             status, body = request(arena, "GET", path)
             if status >= 500:
                 yield f"GET {path}: {status} {body[:200]!r}"
@@ -149,10 +166,14 @@ def requests_are_malformed(arena: Arena) -> Iterator[str]:
         head + b"Content-Length: 5\r\nContent-Length: 60\r\n\r\n" + smuggled,
         head + b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\n" + smuggled,
         head + b"Transfer-Encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFF\r\n" + b"x" * 1_000,
-        head + b"Content-Length: -1\r\n\r\n", head + b"Content-Length: 99999999999999999999\r\n\r\n{}",
-        head + b"X: " + b"y" * 2_000_000 + b"\r\n\r\n", b"GET " + b"/" * 500_000 + b" HTTP/1.1\r\n\r\n",
-        b"\x16\x03\x01\x02\x00" + b"\x00" * 100, b"\x00" * 1_000, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1_000,
-    ):  # fmt: skip
+        head + b"Content-Length: -1\r\n\r\n",
+        head + b"Content-Length: 99999999999999999999\r\n\r\n{}",
+        head + b"X: " + b"y" * 2_000_000 + b"\r\n\r\n",
+        b"GET " + b"/" * 500_000 + b" HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00" + b"\x00" * 100,
+        b"\x00" * 1_000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1_000,
+    ):
         connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=3)
         with closing(connection):
             answer = b""

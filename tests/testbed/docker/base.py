@@ -24,11 +24,16 @@ def base_archive(say: Callable[[str], None], packages: Sequence[str] = PACKAGES)
         excluded = [f"--dpkgopt=path-exclude={path}" for path in _NOT_INSTALLED]
         # The hook: without it usrmerge brings Perl, 50 MB.
         run(
-            "mmdebstrap", "--variant=minbase", f"--include={','.join((*packages, 'usr-is-merged'))}", *excluded,
+            "mmdebstrap",
+            "--variant=minbase",
+            f"--include={','.join((*packages, 'usr-is-merged'))}",
+            *excluded,
             "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr",
             # Packages of Java do not install without the folder.
-            '--essential-hook=mkdir -p "$1"/usr/share/man/man1', _SUITE, folder / "base.tar",
-        )  # fmt: skip
+            '--essential-hook=mkdir -p "$1"/usr/share/man/man1',
+            _SUITE,
+            folder / "base.tar",
+        )
 
     digest = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:8]
     return built(f"base-{digest}", [Path(__file__)], build) / "base.tar"

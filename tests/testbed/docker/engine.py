@@ -72,9 +72,14 @@ class Engine:
         """Runs a command on the engine's network, with the mounts of this machine, as ``docker``."""
         inside = ["nsenter", f"--net=/proc/{self.machine.pid}/ns/net", *command]
         done = subprocess.run(
-            inside, input=stdin, stdin=None if stdin is not None else subprocess.DEVNULL, capture_output=True,
-            check=False, env={**self.variables, **(variables or {})}, cwd=folder,
-        )  # fmt: skip
+            inside,
+            input=stdin,
+            stdin=None if stdin is not None else subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            env={**self.variables, **(variables or {})},
+            cwd=folder,
+        )
         if done.returncode:
             output = (done.stdout + done.stderr).decode(errors="replace")
             raise RuntimeError(f"{' '.join(command[:4])} failed ({done.returncode}):\n{output[-6000:]}")
@@ -120,10 +125,17 @@ def _start_dockerd(folder: Path, machine: Machine) -> None:
     (folder / "dockerd.json").write_text(json.dumps({"deprecated-key-path": f"{FOLDER_INSIDE}/key.json"}))
     process = machine.spawn(
         "dockerd",
-        ["dockerd", f"--config-file={FOLDER_INSIDE}/dockerd.json", f"--data-root={FOLDER_INSIDE}/data",
-         "--exec-root=/run/docker", f"--host=unix://{FOLDER_INSIDE}/docker.sock", "--pidfile=/run/docker.pid",
-         "--storage-driver=overlay2", "--log-level=warn"],
-    )  # fmt: skip
+        [
+            "dockerd",
+            f"--config-file={FOLDER_INSIDE}/dockerd.json",
+            f"--data-root={FOLDER_INSIDE}/data",
+            "--exec-root=/run/docker",
+            f"--host=unix://{FOLDER_INSIDE}/docker.sock",
+            "--pidfile=/run/docker.pid",
+            "--storage-driver=overlay2",
+            "--log-level=warn",
+        ],
+    )
     running = Engine(folder, machine)
 
     def serves() -> bool:

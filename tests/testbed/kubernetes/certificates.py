@@ -60,9 +60,16 @@ def _certificate(
     )
     if issuer is None:
         usage = x509.KeyUsage(
-            digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-            key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-        )  # fmt: skip
+            digital_signature=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=True,
+            encipher_only=False,
+            decipher_only=False,
+        )
         builder = builder.add_extension(usage, critical=True)
     else:
         usages = [ExtendedKeyUsageOID.SERVER_AUTH if subjects else ExtendedKeyUsageOID.CLIENT_AUTH]

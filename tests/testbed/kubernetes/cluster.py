@@ -177,8 +177,9 @@ class Cluster:
         self._control_plane.spawn(
             "forwarder",
             [sys.executable, "-S", "-E", str(script), str(listener.fileno()), ADDRESS, str(PORT)],
-            network_only=True, descriptors=[listener.fileno()],
-        )  # fmt: skip
+            network_only=True,
+            descriptors=[listener.fileno()],
+        )
 
     def _remove(self) -> bool:
         there = self.folder.exists()

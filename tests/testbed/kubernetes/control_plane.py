@@ -139,47 +139,80 @@ class ControlPlane:
         return self._machine.spawn(
             "etcd",
             # Its data ends with the cluster, so it need not reach the disk.
-            ["etcd", f"--data-dir={data}", "--unsafe-no-fsync", f"--listen-client-urls={_ETCD}",
-             f"--advertise-client-urls={_ETCD}", "--listen-peer-urls=http://127.0.0.1:2380", "--log-level=warn",
-             "--heartbeat-interval=50", "--election-timeout=500"],
-        )  # fmt: skip
+            [
+                "etcd",
+                f"--data-dir={data}",
+                "--unsafe-no-fsync",
+                f"--listen-client-urls={_ETCD}",
+                f"--advertise-client-urls={_ETCD}",
+                "--listen-peer-urls=http://127.0.0.1:2380",
+                "--log-level=warn",
+                "--heartbeat-interval=50",
+                "--election-timeout=500",
+            ],
+        )
 
     def start_apiserver(self) -> Process:
         return self._machine.spawn(
             "kube-apiserver",
-            ["kube-apiserver", f"--etcd-servers={_ETCD}", "--bind-address=0.0.0.0", f"--advertise-address={ADDRESS}",
-             f"--secure-port={PORT}", f"--tls-cert-file={_KEYS}/apiserver.crt",
-             f"--tls-private-key-file={_KEYS}/apiserver.key", f"--client-ca-file={_KEYS}/ca.crt",
-             f"--token-auth-file={_KEYS}/tokens.csv", "--authorization-mode=Node,RBAC",
-             "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
-             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-             f"--service-account-key-file={_KEYS}/service-accounts.key",
-             f"--service-account-signing-key-file={_KEYS}/service-accounts.key",
-             f"--service-cluster-ip-range={_SERVICES}", f"--kubelet-client-certificate={_KEYS}/kubelet-client.crt",
-             f"--kubelet-client-key={_KEYS}/kubelet-client.key", "--kubelet-preferred-address-types=InternalIP",
-             # Native gangs.
-             "--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1alpha2=true"],
-        )  # fmt: skip
+            [
+                "kube-apiserver",
+                f"--etcd-servers={_ETCD}",
+                "--bind-address=0.0.0.0",
+                f"--advertise-address={ADDRESS}",
+                f"--secure-port={PORT}",
+                f"--tls-cert-file={_KEYS}/apiserver.crt",
+                f"--tls-private-key-file={_KEYS}/apiserver.key",
+                f"--client-ca-file={_KEYS}/ca.crt",
+                f"--token-auth-file={_KEYS}/tokens.csv",
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+                "--allow-privileged=true",
+                "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+                f"--service-account-key-file={_KEYS}/service-accounts.key",
+                f"--service-account-signing-key-file={_KEYS}/service-accounts.key",
+                f"--service-cluster-ip-range={_SERVICES}",
+                f"--kubelet-client-certificate={_KEYS}/kubelet-client.crt",
+                f"--kubelet-client-key={_KEYS}/kubelet-client.key",
+                "--kubelet-preferred-address-types=InternalIP",
+                # Native gangs.
+                "--feature-gates=GenericWorkload=true",
+                "--runtime-config=scheduling.k8s.io/v1alpha2=true",
+            ],
+        )
 
     def start_scheduler(self) -> Process:
         return self._machine.spawn(
             "kube-scheduler",
-            ["kube-scheduler", f"--kubeconfig={_KEYS}/system:kube-scheduler.kubeconfig", "--leader-elect=false",
-             "--bind-address=127.0.0.1", "--feature-gates=GenericWorkload=true,GangScheduling=true",
-             "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics", *self._scheduler_flags],
-        )  # fmt: skip
+            [
+                "kube-scheduler",
+                f"--kubeconfig={_KEYS}/system:kube-scheduler.kubeconfig",
+                "--leader-elect=false",
+                "--bind-address=127.0.0.1",
+                "--feature-gates=GenericWorkload=true,GangScheduling=true",
+                "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics",
+                *self._scheduler_flags,
+            ],
+        )
 
     def start_controller_manager(self) -> Process:
         return self._machine.spawn(
             "kube-controller-manager",
-            ["kube-controller-manager", f"--kubeconfig={_KEYS}/system:kube-controller-manager.kubeconfig",
-             "--feature-gates=GenericWorkload=true",  # removes the finalizer of PodGroups without pods
-             "--leader-elect=false", "--bind-address=127.0.0.1", "--use-service-account-credentials=true",
-             f"--service-account-private-key-file={_KEYS}/service-accounts.key", f"--root-ca-file={_KEYS}/ca.crt",
-             "--node-monitor-period=1s", f"--node-monitor-grace-period={self._node_grace_s}s",
-             # Its controller removes the finalizer of gangs whose pods are gone.
-             "--feature-gates=GenericWorkload=true"],
-        )  # fmt: skip
+            [
+                "kube-controller-manager",
+                f"--kubeconfig={_KEYS}/system:kube-controller-manager.kubeconfig",
+                "--feature-gates=GenericWorkload=true",  # removes the finalizer of PodGroups without pods
+                "--leader-elect=false",
+                "--bind-address=127.0.0.1",
+                "--use-service-account-credentials=true",
+                f"--service-account-private-key-file={_KEYS}/service-accounts.key",
+                f"--root-ca-file={_KEYS}/ca.crt",
+                "--node-monitor-period=1s",
+                f"--node-monitor-grace-period={self._node_grace_s}s",
+                # It makes this folder, by default below /usr of this machine.
+                f"--flex-volume-plugin-dir={FOLDER_INSIDE}/volume-plugins",
+            ],
+        )
 
     def start_dns(self) -> Process:
         settings = self._machine.cluster_folder / "Corefile"
@@ -191,11 +224,18 @@ class ControlPlane:
         (self._machine.cluster_folder / stages.name).write_text(stages.read_text())
         return self._machine.spawn(
             "kwok",
-            ["kwok", f"--kubeconfig={_KEYS}/admin.kubeconfig", "--manage-all-nodes=false",
-             f"--config={FOLDER_INSIDE}/{stages.name}",
-             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake", "--node-lease-duration-seconds=40",
-             "--cidr=10.250.0.0/16", f"--node-ip={ADDRESS}", "--server-address=127.0.0.1:10247"],
-        )  # fmt: skip
+            [
+                "kwok",
+                f"--kubeconfig={_KEYS}/admin.kubeconfig",
+                "--manage-all-nodes=false",
+                f"--config={FOLDER_INSIDE}/{stages.name}",
+                "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+                "--node-lease-duration-seconds=40",
+                "--cidr=10.250.0.0/16",
+                f"--node-ip={ADDRESS}",
+                "--server-address=127.0.0.1:10247",
+            ],
+        )
 
     def ready(self) -> bool:
         """True if the API server says so, through the port outside."""

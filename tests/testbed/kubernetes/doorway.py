@@ -50,7 +50,7 @@ def doorway(control_plane_pid: int, port: int) -> Generator[str]:
         forwarder = subprocess.Popen(
             [sys.executable, "-S", "-E", str(script), str(listener.fileno()), "127.0.0.1", str(port)],
             pass_fds=[listener.fileno()],
-        )  # fmt: skip
+        )
     try:
         yield ADDRESS
     finally:

@@ -211,8 +211,13 @@ def fault_proxy(kubeconfig: Path, *, seed: int, share: float = 0.0) -> Generator
 def _status(code: int, reason: str, message: str, *, retry_after_s: int | None = None) -> web.Response:
     """An answer as the API server writes it."""
     document = {
-        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message,
-    }  # fmt: skip
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": reason,
+        "message": message,
+    }
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return web.json_response(document, status=code, headers=headers)
 

@@ -48,11 +48,15 @@ def never(tenant: str) -> list[Request]:
         *(Request("PUT", f"{space}/{path}/weft", _named("weft")) for path in ("resourcequotas", "limitranges")),
         *(Request("DELETE", f"{space}/{path}/weft") for path in ("resourcequotas", "limitranges")),
         # other ways to run something
-        *(Request("POST", f"/apis/apps/v1/namespaces/{tenant}/{path}", _named("x"))
-          for path in ("deployments", "daemonsets", "statefulsets", "replicasets")),
+        *(
+            Request("POST", f"/apis/apps/v1/namespaces/{tenant}/{path}", _named("x"))
+            for path in ("deployments", "daemonsets", "statefulsets", "replicasets")
+        ),
         *(Request("POST", f"/apis/batch/v1/namespaces/{tenant}/{path}", _named("x")) for path in ("jobs", "cronjobs")),
-        *(Request("POST", f"{space}/{path}", _named("x"))
-          for path in ("replicationcontrollers", "persistentvolumeclaims", "endpoints", "podtemplates")),
+        *(
+            Request("POST", f"{space}/{path}", _named("x"))
+            for path in ("replicationcontrollers", "persistentvolumeclaims", "endpoints", "podtemplates")
+        ),
         Request("POST", f"{_NETWORKS}/namespaces/{tenant}/ingresses", _named("x")),
         # identities and rights
         Request("POST", f"{space}/serviceaccounts/default/token", {}),
@@ -67,8 +71,10 @@ def never(tenant: str) -> list[Request]:
         Request("POST", "/apis/certificates.k8s.io/v1/certificatesigningrequests", _named("x")),
         Request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", {"spec": {"token": "x"}}),
         # the walls themselves
-        *(Request("DELETE", f"{_ADMISSION}/{kind}/walls-pods")
-          for kind in ("validatingadmissionpolicies", "validatingadmissionpolicybindings")),
+        *(
+            Request("DELETE", f"{_ADMISSION}/{kind}/walls-pods")
+            for kind in ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+        ),
         Request("PATCH", f"{_ADMISSION}/validatingadmissionpolicies/walls-pods", {"spec": {"validations": []}}),
         Request("POST", f"{_ADMISSION}/mutatingwebhookconfigurations", _named("x", webhooks=[])),
         Request("DELETE", f"{_NETWORKS}/namespaces/{tenant}/networkpolicies/weft-default-deny"),
@@ -77,33 +83,52 @@ def never(tenant: str) -> list[Request]:
         *(Request(method, "/api/v1/nodes/n", {}) for method in ("PATCH", "DELETE")),
         *(Request("GET", f"/api/v1/nodes/n/proxy/{path}") for path in ("metrics", "pods")),
         *(Request(method, "/api/v1/persistentvolumes", _named("x")) for method in ("GET", "POST")),
-        *(Request("POST", f"/apis/{group}", _named("x")) for group in (
-            "apiextensions.k8s.io/v1/customresourcedefinitions", "storage.k8s.io/v1/storageclasses",
-            "scheduling.k8s.io/v1/priorityclasses", "node.k8s.io/v1/runtimeclasses",
-        )),
+        *(
+            Request("POST", f"/apis/{group}", _named("x"))
+            for group in (
+                "apiextensions.k8s.io/v1/customresourcedefinitions",
+                "storage.k8s.io/v1/storageclasses",
+                "scheduling.k8s.io/v1/priorityclasses",
+                "node.k8s.io/v1/runtimeclasses",
+            )
+        ),
         # the cluster's own namespaces, and the platform's
-        *(Request("GET", f"/api/v1/namespaces/{space}/{path}")
-          for space in ("kube-system", "platform", "default") for path in ("secrets", "secrets/x", "configmaps")),
-        *(Request("POST", f"/api/v1/namespaces/{space}/{path}", _named("x"))
-          for space in ("kube-system", "platform") for path in ("pods", "configmaps", "secrets")),
+        *(
+            Request("GET", f"/api/v1/namespaces/{space}/{path}")
+            for space in ("kube-system", "platform", "default")
+            for path in ("secrets", "secrets/x", "configmaps")
+        ),
+        *(
+            Request("POST", f"/api/v1/namespaces/{space}/{path}", _named("x"))
+            for space in ("kube-system", "platform")
+            for path in ("pods", "configmaps", "secrets")
+        ),
         Request("DELETE", "/api/v1/namespaces/kube-system/pods/p"),
         Request("GET", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"),
         # what the lcm may do in its own namespaces only
         Request("POST", "/api/v1/namespaces", _named("other-tenant", "Namespace")),
         Request("POST", "/api/v1/namespaces", _named("walls-unmarked", "Namespace")),
         Request("PATCH", "/api/v1/namespaces/kube-system", {"metadata": {"labels": {"x": "y"}}}),
-        Request("PATCH", f"/api/v1/namespaces/{tenant}",
-                {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}}),
+        Request(
+            "PATCH",
+            f"/api/v1/namespaces/{tenant}",
+            {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}},
+        ),
         Request("POST", "/api/v1/namespaces/default/serviceaccounts", _named("x")),
         Request("PATCH", "/api/v1/namespaces/default/serviceaccounts/default", {"automountServiceAccountToken": True}),
         Request("POST", f"{_NETWORKS}/namespaces/default/networkpolicies", _named("x", spec={"podSelector": {}})),
         Request("POST", "/api/v1/namespaces/default/resourcequotas", _named("x", spec={"hard": {"pods": "0"}})),
-        *(Request("POST", f"{_RBAC}/namespaces/{space}/rolebindings", _binding("learners")) for space in (
-            "kube-system", "default", "platform",
-        )),
+        *(
+            Request("POST", f"{_RBAC}/namespaces/{space}/rolebindings", _binding("learners"))
+            for space in (
+                "kube-system",
+                "default",
+                "platform",
+            )
+        ),
         Request("POST", f"{_RBAC}/namespaces/{tenant}/rolebindings", _binding("learners", name="default")),
         Request("POST", f"{_RBAC}/namespaces/{tenant}/rolebindings", _binding("lcm")),
-    ]  # fmt: skip
+    ]
 
 
 def _binding(role: str, *, name: str = "walls-lcm") -> Mapping[str, Any]:

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import objects, pods
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.domain.plan import AttemptPlan, Input
 from services.core.strategies.registry import with_variables
+from tests.documents import a_learner, a_plan
 from tests.testbed.kubernetes.options import OPTIONS as SMALL
 
 Pod = dict[str, Any]
@@ -27,6 +28,7 @@ OPTIONS: Final = KubernetesOptions(
     installation="walls",
     namespace_prefix="walls-",
     pull_secret='{"auths": {"registry.example": {"auth": "dTpw"}}}',
+    pull_secrets=("team-registry",),
     images=("testbed.invalid/", "registry.example/team/"),
     lcm_account="platform/walls-lcm",
     guardian_account="platform/walls-guardian",
@@ -65,19 +67,21 @@ class Hostile:
 def plan(job: str = _JOB) -> AttemptPlan:
     """A gang of two with a GPU each."""
     gang = tuple(
-        LearnerPlan(
-            name=f"worker-{rank}", role="worker", rank=rank, command="true", cpus=0.1, memory=2**27, gpus=1, node="",
-            token=f"token-of-{rank}", shm=2**24,
-        )
+        a_learner(f"worker-{rank}", cpus=0.1, memory=2**27, gpus=1, node="", token=f"token-of-{rank}", shm=2**24)
         for rank in range(2)
-    )  # fmt: skip
+    )
     return with_variables(
-        AttemptPlan(
-            job=job, tenant=TENANT, attempt=1, term=1, learners=gang, distribution="torchrun", framework="",
-            code_digest="", inputs=(Input(mount="set", type="pvc", location="mine"),), grace=1000, store_timeout=1000,
-            checkpoint_keep=1, priority="high",
+        a_plan(
+            *gang,
+            job=job,
+            tenant=TENANT,
+            distribution="torchrun",
+            inputs=(Input(mount="set", type="pvc", location="mine"),),
+            grace=1000,
+            store_timeout=1000,
+            priority="high",
         )
-    )  # fmt: skip
+    )
 
 
 def friendly_pod(owner_uid: str = _UID) -> Pod:
@@ -113,8 +117,19 @@ _CONTAINER: Final[Mapping[str, tuple[object, ...]]] = {
     "securityContext.allowPrivilegeEscalation": (True, None),
     "securityContext.readOnlyRootFilesystem": (False, None),
     "securityContext.capabilities.add": (
-        ["SYS_ADMIN"], ["NET_ADMIN"], ["NET_RAW"], ["SYS_PTRACE"], ["SYS_MODULE"], ["DAC_READ_SEARCH"], ["CHOWN"],
-        ["SETUID"], ["NET_BIND_SERVICE"], ["IPC_LOCK"], ["BPF"], ["MKNOD"], ["ALL"],
+        ["SYS_ADMIN"],
+        ["NET_ADMIN"],
+        ["NET_RAW"],
+        ["SYS_PTRACE"],
+        ["SYS_MODULE"],
+        ["DAC_READ_SEARCH"],
+        ["CHOWN"],
+        ["SETUID"],
+        ["NET_BIND_SERVICE"],
+        ["IPC_LOCK"],
+        ["BPF"],
+        ["MKNOD"],
+        ["ALL"],
     ),
     "securityContext.capabilities.drop": (["NET_RAW"], ["CHOWN", "SETUID"], None),
     "securityContext.capabilities": (None,),
@@ -137,15 +152,17 @@ _CONTAINER: Final[Mapping[str, tuple[object, ...]]] = {
     "volumeMounts.0.subPath": ("..data",),
     "volumeMounts.0.mountPath": ("/etc",),
     "args": (["--trust"],),
-}  # fmt: skip
+}
 """Of both containers. ``shm`` stands for no volume of the helper."""
 
 _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
     "command": (["/bin/sh", "-c", "true"], ["/weft/job/code/entry.sh"], None),
     "image": ("docker.io/library/busybox:1", "testbed.invalid.example/busybox:1", "registry.example/teammate:1"),
     "volumeMounts+": (
-        {"name": "token", "mountPath": "/weft/token"}, {"name": "private", "mountPath": "/weft/private"},
-        {"name": "plan", "mountPath": "/weft/plan"}, {"name": "helper-tmp", "mountPath": "/helper"},
+        {"name": "token", "mountPath": "/weft/token"},
+        {"name": "private", "mountPath": "/weft/private"},
+        {"name": "plan", "mountPath": "/weft/plan"},
+        {"name": "helper-tmp", "mountPath": "/helper"},
     ),
     "volumeMounts.0": ({"name": "control", "mountPath": "/weft/control"},),
     "volumeMounts.2": ({"name": "entry", "mountPath": "/weft/entry"},),
@@ -154,12 +171,13 @@ _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "data-0", "mountPath": "/lib", "readOnly": True},
     ),
     "lifecycle": (
-        {"preStop": {"exec": {"command": ["sleep", "3600"]}}}, {"postStart": {"exec": {"command": ["true"]}}},
+        {"preStop": {"exec": {"command": ["sleep", "3600"]}}},
+        {"postStart": {"exec": {"command": ["true"]}}},
     ),
     "livenessProbe": ({"exec": {"command": ["true"]}}, {"httpGet": {"host": "169.254.169.254", "port": 80}}),
     "readinessProbe": ({"tcpSocket": {"host": "10.0.0.1", "port": 22}},),
     "startupProbe": ({"exec": {"command": ["true"]}},),
-}  # fmt: skip
+}
 
 _HELPER: Final[Mapping[str, tuple[object, ...]]] = {
     "image": ("testbed.invalid/busybox:1", "registry.example/helper:latest", "testbed.invalid/helper-2:1"),
@@ -168,7 +186,7 @@ _HELPER: Final[Mapping[str, tuple[object, ...]]] = {
     "resources.limits": ({"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},),
     "volumeMounts.4": ({"name": "runs", "mountPath": "/weft/runs"},),
     "volumeMounts.1": ({"name": "token", "mountPath": "/weft/job/token", "readOnly": True},),
-}  # fmt: skip
+}
 
 _POD: Final[Mapping[str, tuple[object, ...]]] = {
     "spec.hostNetwork": (True,),
@@ -182,19 +200,35 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
     "spec.schedulerName": ("my-scheduler",),
     "spec.priorityClassName": ("system-node-critical", "system-cluster-critical", "other"),
     "spec.tolerations+": (
-        {"operator": "Exists"}, {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"},
-        {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}, {"key": "tenant", "value": "other"},
+        {"operator": "Exists"},
+        {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"},
+        {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"},
+        {"key": "tenant", "value": "other"},
         {"key": "node.kubernetes.io/disk-pressure", "operator": "Exists", "effect": "NoSchedule"},
     ),
     "spec.affinity": (
-        {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": {"matchLabels": {"app": "etcd"}}, "topologyKey": "kubernetes.io/hostname",
-             "namespaces": ["kube-system"]}]}},
-        {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-            {"labelSelector": {}, "topologyKey": "kubernetes.io/hostname", "namespaceSelector": {}}]}},
+        {
+            "podAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "labelSelector": {"matchLabels": {"app": "etcd"}},
+                        "topologyKey": "kubernetes.io/hostname",
+                        "namespaces": ["kube-system"],
+                    }
+                ]
+            }
+        },
+        {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"labelSelector": {}, "topologyKey": "kubernetes.io/hostname", "namespaceSelector": {}}
+                ]
+            }
+        },
     ),
-    "spec.topologySpreadConstraints": ([
-        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}],),
+    "spec.topologySpreadConstraints": (
+        [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {}}],
+    ),
     "spec.resourceClaims": ([{"name": "gpu", "resourceClaimName": "of-another"}],),
     "spec.readinessGates": ([{"conditionType": "example.org/never"}],),
     "spec.restartPolicy": ("Always", "OnFailure"),
@@ -207,29 +241,47 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
     "spec.enableServiceLinks": (True, None),
     "spec.hostname": ("worker-1", "metrics", None),
     "spec.subdomain": ("weft-other-1", "kubernetes", None),
-    "spec.imagePullSecrets": ([{"name": "of-another-tenant"}],),
+    "spec.imagePullSecrets": (
+        [{"name": "of-another-tenant"}],
+        [{"name": "weft-pull"}, {"name": "team-registry"}, {"name": "of-another-tenant"}],
+    ),
     "spec.securityContext": (None,),
     "spec.securityContext.runAsNonRoot": (False, None),
     "spec.securityContext.runAsUser": (0, 1, 1000, 65_534, 199_999, 300_000, None),
     "spec.securityContext.runAsGroup": (0, 5, 1000, None),
     "spec.securityContext.fsGroup": (0, 6, 1000, None),
     "spec.securityContext.supplementalGroups": ([0], [44, 107]),
-    "spec.securityContext.sysctls": ([{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}],
-                                     [{"name": "kernel.shm_rmid_forced", "value": "1"}]),
+    "spec.securityContext.sysctls": (
+        [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "0"}],
+        [{"name": "kernel.shm_rmid_forced", "value": "1"}],
+    ),
     "spec.securityContext.seccompProfile": (
-        {"type": "Unconfined"}, {"type": "Localhost", "localhostProfile": "x"}, None,
+        {"type": "Unconfined"},
+        {"type": "Localhost", "localhostProfile": "x"},
+        None,
     ),
     "spec.securityContext.seLinuxOptions": ({"user": "system_u"}, {"type": "container_engine_t"}),
     "spec.securityContext.appArmorProfile": ({"type": "Unconfined"}, {"type": "Localhost", "localhostProfile": "x"}),
     "spec.containers+": ({"name": "second", "image": SMALL.learner_image},),
     "spec.initContainers+": (
-        {"name": "second", "image": SMALL.helper_image}, {"name": "vpn", "image": SMALL.helper_image,
-                                                          "restartPolicy": "Always"},
+        {"name": "second", "image": SMALL.helper_image},
+        {"name": "vpn", "image": SMALL.helper_image, "restartPolicy": "Always"},
     ),
     "spec.volumes+": (
-        *({"name": "evil", "hostPath": {"path": path}} for path in (
-            "/", "/etc", "/home", "/proc", "/var/run/docker.sock", "/run/containerd/containerd.sock",
-            "/var/lib/kubelet", "/dev", "/etc/kubernetes/pki")),
+        *(
+            {"name": "evil", "hostPath": {"path": path}}
+            for path in (
+                "/",
+                "/etc",
+                "/home",
+                "/proc",
+                "/var/run/docker.sock",
+                "/run/containerd/containerd.sock",
+                "/var/lib/kubelet",
+                "/dev",
+                "/etc/kubernetes/pki",
+            )
+        ),
         {"name": "evil", "nfs": {"server": "192.0.2.1", "path": "/"}},
         {"name": "evil", "persistentVolumeClaim": {"claimName": "of-another"}},
         {"name": "evil", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
@@ -248,8 +300,14 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "evil", "vsphereVolume": {"volumePath": "p"}},
         {"name": "evil", "flexVolume": {"driver": "example/driver"}},
         {"name": "evil", "image": {"reference": "docker.io/library/busybox:1"}},
-        {"name": "evil", "ephemeral": {"volumeClaimTemplate": {"spec": {
-            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}}}},
+        {
+            "name": "evil",
+            "ephemeral": {
+                "volumeClaimTemplate": {
+                    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Ti"}}}
+                }
+            },
+        },
         {"name": "evil", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}},
         {"name": "evil", "projected": {"sources": [{"secret": {"name": "of-another"}}]}},
         {"name": "evil", "downwardAPI": {"items": [{"path": "ip", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
@@ -265,7 +323,8 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
     "spec.volumes.2.secret.secretName": ("weft-other-1",),
     "spec.volumes.2.secret.items": (
         [{"key": "worker-1", "path": "token"}],
-        [{"key": "worker-0", "path": "token"}, {"key": "worker-1", "path": "other"}], None,
+        [{"key": "worker-0", "path": "token"}, {"key": "worker-1", "path": "other"}],
+        None,
     ),
     "spec.volumes.6.emptyDir": ({}, {"sizeLimit": "10Ti"}, {"medium": "Memory", "sizeLimit": "1Gi"}),
     "metadata.name": (f"{_OWNER}-worker-1", "evil"),
@@ -277,9 +336,7 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
     "metadata.ownerReferences.0.name": ("weft-other-1", f"weft-{_JOB}-2"),
     "metadata.ownerReferences.0.controller": (True,),
     "metadata.ownerReferences.0.apiVersion": ("apps/v1",),
-    "metadata.ownerReferences+": (
-        {"apiVersion": "v1", "kind": "ConfigMap", "name": "weft-other-1", "uid": _UID},
-    ),
+    "metadata.ownerReferences+": ({"apiVersion": "v1", "kind": "ConfigMap", "name": "weft-other-1", "uid": _UID},),
     "metadata.labels": ({},),
     "metadata.labels.app\\.kubernetes\\.io/managed-by": ("Helm", None),
     "metadata.labels.app\\.kubernetes\\.io/instance": ("weft", None),
@@ -288,7 +345,7 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
     "metadata.labels.weft\\.dev/attempt": ("2", None),
     "metadata.labels.weft\\.dev/learner": ("worker-1", "ps-0", None),
     "metadata.labels.weft\\.dev/tenant": ("other", "", None),
-}  # fmt: skip
+}
 
 
 def hostile_pods() -> Iterator[Hostile]:

@@ -64,8 +64,11 @@ class Machine:
         with log.open("ab") as errors:
             self._parent = subprocess.Popen(
                 ["sh", "-c", f"{joins}; exec {unshare} {init}"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
         assert self._parent.stdout is not None
         with self._parent.stdout as answers:
             if answers.readline() != b"ready\n":
@@ -114,8 +117,10 @@ class Machine:
         entries = "" if network_only else "".join(f"echo $$ > {h.entry}; " for h in cgroups.hierarchies())
         started = self._call(
             ["sh", "-c", entries + _SPAWN, "sh", str(log) if network_only else f"{self.inside}/{log.name}", *command],
-            environment=environment, network_only=network_only, descriptors=descriptors,
-        )  # fmt: skip
+            environment=environment,
+            network_only=network_only,
+            descriptors=descriptors,
+        )
         inside = int(started.stdout)
         try:
             process = Process.of(host_pid(inside, self._namespace("pid")))
@@ -173,8 +178,10 @@ class Machine:
         variables = {"PATH": _PATH, "HOME": "/run", "LC_ALL": "C.UTF-8", **(environment or {})}
         return self._run(
             ["nsenter", f"--target={self.pid}", *kinds, "--wd=/", *command],
-            text=text, environment=variables, descriptors=descriptors,
-        )  # fmt: skip
+            text=text,
+            environment=variables,
+            descriptors=descriptors,
+        )
 
     @staticmethod
     def _run(
@@ -185,9 +192,14 @@ class Machine:
         descriptors: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, check=False, env=environment or dict(os.environ),
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment or dict(os.environ),
             pass_fds=descriptors,
-        )  # fmt: skip
+        )
         if done.returncode:
             raise RuntimeError(f"{shlex.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}")
         return done

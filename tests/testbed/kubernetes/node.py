@@ -38,15 +38,19 @@ class Node:
         pods = _pods(self._number)
         pid, link = self.machine.pid, f"node{self._number}"
         self._control_plane.on_network(
-            "ip", "-batch", "-",
+            "ip",
+            "-batch",
+            "-",
             text=f"link add {link} type veth peer name eth0 netns {pid}\n"
             f"link set {link} master weft0 up\nroute replace {pods} via {self.address}\n",
-        )  # fmt: skip
+        )
         self.machine.on_network(
-            "ip", "-batch", "-",
+            "ip",
+            "-batch",
+            "-",
             text=f"link set lo up\naddress add {self.address}/24 dev eth0\nlink set eth0 up\n"
             f"route add default via {ADDRESS}\n",
-        )  # fmt: skip
+        )
         self.machine.call("sh", "-c", _SYSCTLS)
 
     def cut_network(self) -> None:
@@ -93,21 +97,32 @@ class Node:
     def start_kubelet(self) -> Process:
         return self.machine.spawn(
             "kubelet",
-            ["kubelet", f"--config={self.machine.inside}/kubelet.json", f"--hostname-override={self.name}",
-             f"--kubeconfig={_KEYS}/system:node:{self.name}.kubeconfig", f"--node-ip={self.address}",
-             # On the disk: volumes of pods are counted there.
-             f"--root-dir={self.machine.inside}/kubelet"],
-        )  # fmt: skip
+            [
+                "kubelet",
+                f"--config={self.machine.inside}/kubelet.json",
+                f"--hostname-override={self.name}",
+                f"--kubeconfig={_KEYS}/system:node:{self.name}.kubeconfig",
+                f"--node-ip={self.address}",
+                # On the disk: volumes of pods are counted there.
+                f"--root-dir={self.machine.inside}/kubelet",
+            ],
+        )
 
     def start_kube_proxy(self) -> Process:
         return self.machine.spawn(
             "kube-proxy",
-            ["kube-proxy", f"--kubeconfig={_KEYS}/system:kube-proxy.kubeconfig", f"--hostname-override={self.name}",
-             "--proxy-mode=iptables", f"--cluster-cidr={PODS}",
-             # These are settings of the whole machine outside.
-             "--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0s",
-             "--conntrack-tcp-timeout-close-wait=0s"],
-        )  # fmt: skip
+            [
+                "kube-proxy",
+                f"--kubeconfig={_KEYS}/system:kube-proxy.kubeconfig",
+                f"--hostname-override={self.name}",
+                "--proxy-mode=iptables",
+                f"--cluster-cidr={PODS}",
+                # These are settings of the whole machine outside.
+                "--conntrack-max-per-core=0",
+                "--conntrack-tcp-timeout-established=0s",
+                "--conntrack-tcp-timeout-close-wait=0s",
+            ],
+        )
 
     def _write_settings(self) -> None:
         folder, inside = self.machine.folder, self.machine.inside

@@ -164,6 +164,13 @@ def _report(pod: Document, lines: Sequence[str]) -> LearnerStatus | None:
     times = {Phase.PROCESSING.value: records["start"]["time"]} if "start" in records else {}
     phase = Phase.STORED if "stored" in records else Phase.STORING if end is not None else Phase.PROCESSING
     return LearnerStatus(
-        name=names.label(pod, names.LEARNER), role=names.label(pod, names.ROLE), rank=int(names.label(pod, names.RANK)),
-        attempt=names.attempt_of(pod), run=names.run_of(pod), seq=len(records), phase=phase, times=times, exit=end,
-    )  # fmt: skip
+        name=names.label(pod, names.LEARNER),
+        role=names.label(pod, names.ROLE),
+        rank=int(names.label(pod, names.RANK)),
+        attempt=names.attempt_of(pod),
+        run=names.run_of(pod),
+        seq=len(records),
+        phase=phase,
+        times=times,
+        exit=end,
+    )

@@ -12,9 +12,18 @@ from services.core.runtime.processes import ProcessIdentity, identify
 from tests.testbed.kubernetes import cgroups
 
 _FOLDERS: Final = (
-    "/etc/cni", "/opt/cni", "/run/containerd", "/run/netns", "/run/runc", "/usr/libexec/kubernetes",
-    "/var/lib/cni", "/var/lib/containerd", "/var/lib/kubelet", "/var/log/containers", "/var/log/pods",
-)  # fmt: skip
+    "/etc/cni",
+    "/opt/cni",
+    "/run/containerd",
+    "/run/netns",
+    "/run/runc",
+    "/usr/libexec/kubernetes",
+    "/var/lib/cni",
+    "/var/lib/containerd",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+    "/var/log/pods",
+)
 """Into which its programs write by default."""
 _SETTINGS: Final = ("/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/bridge/bridge-nf-call-iptables")
 _NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "uts")

@@ -27,9 +27,13 @@ import aiohttp
 from tests.testbed.kubernetes.fault_proxy import TLS_END_S
 
 _KINDS: Final = (
-    "api/v1/pods", "api/v1/configmaps", "api/v1/secrets", "api/v1/services",
-    "apis/networking.k8s.io/v1/networkpolicies", "apis/scheduling.k8s.io/v1alpha2/podgroups",
-)  # fmt: skip
+    "api/v1/pods",
+    "api/v1/configmaps",
+    "api/v1/secrets",
+    "api/v1/services",
+    "apis/networking.k8s.io/v1/networkpolicies",
+    "apis/scheduling.k8s.io/v1alpha2/podgroups",
+)
 _JOB: Final = "weft.dev/job"
 _ATTEMPT: Final = "weft.dev/attempt"
 _LEARNER: Final = "weft.dev/learner"
@@ -47,9 +51,7 @@ class Watcher:
         settings = json.loads(kubeconfig.read_text())
         cluster = settings["clusters"][0]["cluster"]
         self._server = cluster["server"]
-        self._tls = ssl.create_default_context(
-            cadata=base64.b64decode(cluster["certificate-authority-data"]).decode()
-        )  # fmt: skip
+        self._tls = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
         self._headers = {"Authorization": f"Bearer {settings['users'][0]['user']['token']}"}
         self.overlaps: list[str] = []
         """Moments at which two attempts of a job were live."""

@@ -18,8 +18,9 @@ from functools import partial
 from typing import Final
 
 from services.core.domain.errors import InvalidRequest, StaleFence, Unavailable, WeftError
-from services.core.domain.learner import Exit
+from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.plan import AttemptPlan, LearnerPlan
+from services.core.domain.status import Phase
 from services.core.ports.cluster import LearnerProcess, Node, Observation
 
 STEPS: Final = ("reserve", "learners", "activate")
@@ -64,6 +65,19 @@ class MemoryLearner:
         return self.plan.name
 
     @property
+    def first_status(self) -> LearnerStatus:
+        """What its helper reports first."""
+        return LearnerStatus(
+            name=self.name,
+            role=self.plan.role,
+            rank=self.plan.rank,
+            attempt=self.attempt,
+            seq=0,
+            phase=Phase.WAITING,
+            run=self.plan.run,
+        )
+
+    @property
     def state(self) -> str:
         if self.exit is not None:
             return "exited"
@@ -90,9 +104,13 @@ class MemoryLearner:
         """Ends its process: with a code, by a signal, or without a known end (``lost``). No effect if it has ended."""
         if self.exit is None:
             self.exit = Exit(
-                time=self.cluster.now_ms(), code=None if by or lost else code, signal=by, lost=lost, oom=oom,
+                time=self.cluster.now_ms(),
+                code=None if by or lost else code,
+                signal=by,
+                lost=lost,
+                oom=oom,
                 stop_cause=self.stop_cause,
-            )  # fmt: skip
+            )
             self.cluster.on_end(self)
             self.notify()
 
@@ -104,15 +122,25 @@ class MemoryLearner:
 
     def observe(self) -> LearnerProcess:
         return LearnerProcess(
-            name=self.name, attempt=self.attempt, state=self.state, run=min(self.runs, 1) * self.plan.run,
+            name=self.name,
+            attempt=self.attempt,
+            state=self.state,
+            run=min(self.runs, 1) * self.plan.run,
             planned_run=self.plan.run,
-            pid=None if self.started is None else 1, started=self.started, exit=self.exit, stored=self.stored,
-            reason=self.reason, message=self.message, node=self.plan.node, cpus=self.plan.cpus,
-            memory=self.plan.memory, gpus=self.plan.gpus,
+            pid=None if self.started is None else 1,
+            started=self.started,
+            exit=self.exit,
+            stored=self.stored,
+            reason=self.reason,
+            message=self.message,
+            node=self.plan.node,
+            cpus=self.plan.cpus,
+            memory=self.plan.memory,
+            gpus=self.plan.gpus,
             blocked=self.blocked.reason if self.blocked else "",
             blocked_message=self.blocked.message if self.blocked else "",
             blocked_for_good=self.blocked is not None and self.blocked.for_good,
-        )  # fmt: skip
+        )
 
     def stop(self, cause: str, grace_ms: int) -> None:
         """Sets the stop mark, then sends the signals. A weaker stop has no effect."""
@@ -173,6 +201,10 @@ class MemoryCluster:
         self.hides_activation = False
         """True: activated learners are still observed as inert."""
         self._jobs: dict[str, _JobState] = {}
+        self.reads = 0
+        """Observations that were not cached."""
+        self.observations: dict[str, Observation] = {}
+        """The last one of each job, until the cluster reports a change of it or a call changes something."""
         self._refusals: list[tuple[str, int, str, WeftError]] = []
         self._gates: dict[str, asyncio.Event] = {}
         self._watchers: dict[asyncio.Queue[str], None] = {}  # ordered, so that simulations are deterministic
@@ -222,6 +254,10 @@ class MemoryCluster:
 
     def notify(self, job_id: str) -> None:
         """Sends a job's id to all watchers; "" means any job."""
+        if job_id:
+            self.observations.pop(job_id, None)
+        else:
+            self.observations.clear()
         for queue in self._watchers:
             queue.put_nowait(job_id)
 
@@ -241,6 +277,7 @@ class MemoryCluster:
         await self._await_answer("do")
         if step not in STEPS:
             raise InvalidRequest(f"there is no step '{step}'; there are: {', '.join(STEPS)}")
+        self.observations.pop(plan.job, None)
         state = self._jobs.setdefault(plan.job, _JobState())
         state.check_fence(plan.attempt, plan.term, creates=True)
         for refused, attempt, job, error in self._refusals:
@@ -281,10 +318,15 @@ class MemoryCluster:
             state.runs[plan.attempt, learner.name] = learner.run
             present[learner.name] = MemoryLearner(learner, plan.job, plan.attempt, self)
 
-    async def observe(self, job_id: str) -> Observation:
+    async def observe(self, job_id: str, *, cached: bool = False) -> Observation:
+        if cached and job_id in self.observations:
+            return self.observations[job_id]
         await self._await_answer("observe")
+        self.reads += 1
         attempts = sorted(self._jobs.get(job_id, _JobState()).attempts)
-        return Observation(learners=[learner.observe() for learner in self.learners(job_id)], attempts=attempts)
+        learners = [learner.observe() for learner in self.learners(job_id)]
+        self.observations[job_id] = Observation(learners=learners, attempts=attempts)
+        return self.observations[job_id]
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
         await self._await_answer("stop")
@@ -304,7 +346,7 @@ class MemoryCluster:
                 self.on_gone(learner)
         self.notify(job_id)
 
-    async def jobs(self) -> Sequence[str]:
+    async def jobs(self, *, cached: bool = False) -> Sequence[str]:
         await self._await_answer()
         return self.present()
 

@@ -184,5 +184,6 @@ def _matches(job: Job, query: JobQuery) -> bool:
         and (not query.statuses or job.status in query.statuses)
         and (query.tag is None or query.tag in job.spec.get("tags", ()))
         and (not query.untrimmed or bool(job.history_tail))
+        and (not query.stopped or job.stopped)
         and (query.deleted or job.deleted is None)
     )

@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from weft._cli.call import Call, command
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Types
+
+ANSWERS: Final[Answers] = {
+    "login": {
+        "profile": ("text", "Name of the profile that was written."),
+        "url": ("text", "Address of the platform."),
+        "user": ("text", "User of the key."),
+        "tenant": ("text", "Tenant of the key."),
+    },
+    "logout": {
+        "profile": ("text", "The profile."),
+        "removed": ("flag", "Always true."),
+    },
+    "whoami": {
+        "user": ("text", "User of the key."),
+        "tenant": ("text", "Tenant of the key."),
+        "scope": ("text", "user or admin."),
+        "key_id": ("text", "Id of the key."),
+        "permissions": ("list of text", "What the key allows."),
+        "url": ("text", "Address of the platform."),
+        "profile": ("text", "Name of the profile; empty if the key comes from the environment."),
+    },
+    "storage": "TenantStorage",
+    "profile": {"profiles": ("list of Profile", "The platforms that you know.")},
+}
+TYPES: Final[Types] = {
+    "Profile": {
+        "name": ("text", "Name of the profile."),
+        "url": ("text", "Address of its platform."),
+        "current": ("flag", "Commands go to it."),
+        "home": ("text", "Folder of a platform on this machine; empty for one elsewhere."),
+    },
+}
 
 
 @command("login")
@@ -40,9 +76,11 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
     write_config(read_config().with_profile(profile, current=True))
     document = {"profile": profile.name, "url": address, "user": me.get("user"), "tenant": me.get("tenant")}
     emit(
-        call, document, names=[profile.name],
+        call,
+        document,
+        names=[profile.name],
         people=lambda _wide: f"signed in to {address} as {me.get('user')}; profile '{profile.name}' in {config_file()}",
-    )  # fmt: skip
+    )
 
 
 @command("logout")
@@ -75,11 +113,17 @@ def whoami_command(call: Call) -> None:
     me = {**client.whoami(), "url": client.url, "profile": client.profile.name}
 
     def people(wide: bool) -> str:
-        return details([
-            ("user", me.get("user")), ("tenant", me.get("tenant")), ("scope", me.get("scope")),
-            ("platform", me["url"]), ("profile", me["profile"] or "(from the environment)"), ("key", me.get("key_id")),
-            ("may", "\n".join(me.get("permissions") or ()) if wide else ""),
-        ])  # fmt: skip
+        return details(
+            [
+                ("user", me.get("user")),
+                ("tenant", me.get("tenant")),
+                ("scope", me.get("scope")),
+                ("platform", me["url"]),
+                ("profile", me["profile"] or "(from the environment)"),
+                ("key", me.get("key_id")),
+                ("may", "\n".join(me.get("permissions") or ()) if wide else ""),
+            ]
+        )
 
     emit(call, me, people=people, names=[str(me.get("user"))])
 
@@ -98,10 +142,14 @@ def storage_command(call: Call) -> None:
     def people(_wide: bool) -> str:
         more = "" if usage.get("complete") else " or more"
         kinds = sorted((usage.get("kinds") or {}).items())
-        return details([
-            ("tenant", usage.get("tenant")), ("objects", f"{usage.get('objects', 0):,}{more}"),
-            ("bytes", f"{usage.get('bytes', 0):,}{more}"), *((f"  {kind}", f"{size:,}") for kind, size in kinds),
-        ])  # fmt: skip
+        return details(
+            [
+                ("tenant", usage.get("tenant")),
+                ("objects", f"{usage.get('objects', 0):,}{more}"),
+                ("bytes", f"{usage.get('bytes', 0):,}{more}"),
+                *((f"  {kind}", f"{size:,}") for kind, size in kinds),
+            ]
+        )
 
     emit(call, usage, people=people, names=[str(usage.get("tenant"))])
 

@@ -4,12 +4,62 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call, command
 from weft._cli.homes import HOME_HELP
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Fields, Types
+
+_RESTORED: Final[Fields] = {
+    "home": ("text", "Folder of the platform."),
+    "head": ("BackupHead", "What the backup says of itself."),
+    "counts": ("map of integer", "Number of things restored, by kind."),
+    "again": ("list of text", "Ids of jobs that are queued again."),
+    "halted": ("list of text", "Ids of jobs that were halted (--halted)."),
+    "warnings": ("list of text", "What the backup lacked."),
+}
+_VERIFIED: Final[Fields] = {
+    "file": ("text", "The backup."),
+    "head": ("BackupHead", "What the backup says of itself."),
+    "counts": ("map of integer", "Number of things in it, by kind."),
+    "authentic": ("flag", "Its key is here, and it is as that key wrote it."),
+    "warnings": ("list of text", "What it lacks. It can be restored without that."),
+}
+ANSWERS: Final[Answers] = {
+    "backup": {
+        "file": ("text", "The backup."),
+        "bytes": ("integer", "Its size."),
+        "counts": ("map of integer", "Number of things in it, by kind."),
+        "key": ("text", "File of the key that opens its secrets; empty with a passphrase."),
+        "key_made": ("flag", "The key file is new."),
+        "warnings": ("list of text", "What could not be read, and is not in the backup."),
+    },
+    "backup --verify": _VERIFIED,
+    "restore": _RESTORED,
+    "restore --dry-run": _VERIFIED,
+    "master-key": {
+        "file": ("text", "File of the master keys."),
+        "current": ("text", "Id of the key that new secrets are wrapped by."),
+        "rewrapped": ("integer", "Secrets that were wrapped anew."),
+        "refused": ("integer", "Secrets that cannot be read."),
+        "retired": ("list of text", "Ids of keys that were removed."),
+        "keys": ("list of MasterKey", "All master keys."),
+    },
+}
+TYPES: Final[Types] = {
+    "BackupHead": {
+        "created": ("time", "When the backup was made."),
+        "weft": ("text", "Version of the platform that made it."),
+    },
+    "MasterKey": {
+        "id": ("text", "Id of the master key."),
+        "secrets": ("integer", "Number of secrets that it opens."),
+    },
+}
 
 _KEY_HELP = "File of the key that opens the backup's secrets; by default the backup's name with .key."
 _ASK_HELP = "Ask for a passphrase instead of a key file; WEFT_BACKUP_PASSPHRASE."
@@ -87,12 +137,17 @@ def backup_command(call: Call, target: str, home: str | None, key: str | None, p
     emit(
         call,
         answer,
-        people=lambda _wide: details([
-            ("backup", answer["file"]), ("size", size(answer["bytes"])), ("holds", _contents(answer["counts"])),
-            ("plain", "everything but the secrets (file mode 600)"), ("secrets", f"need {opens}"),
-        ]),
+        people=lambda _wide: details(
+            [
+                ("backup", answer["file"]),
+                ("size", size(answer["bytes"])),
+                ("holds", _contents(answer["counts"])),
+                ("plain", "everything but the secrets (file mode 600)"),
+                ("secrets", f"need {opens}"),
+            ]
+        ),
         names=[answer["file"]],
-    )  # fmt: skip
+    )
 
 
 def _verify(call: Call, source: str, key: str | None, passphrase: str | None) -> None:
@@ -110,12 +165,16 @@ def _verify(call: Call, source: str, key: str | None, passphrase: str | None) ->
     emit(
         call,
         answer,
-        people=lambda _wide: details([
-            ("backup", answer["file"]), ("state", whole), ("made", _made(answer["head"])),
-            ("holds", _contents(answer["counts"])),
-        ]),
+        people=lambda _wide: details(
+            [
+                ("backup", answer["file"]),
+                ("state", whole),
+                ("made", _made(answer["head"])),
+                ("holds", _contents(answer["counts"])),
+            ]
+        ),
         names=[answer["file"]],
-    )  # fmt: skip
+    )
 
 
 @command("restore")
@@ -127,9 +186,15 @@ def _verify(call: Call, source: str, key: str | None, passphrase: str | None) ->
 @click.option("--replace", is_flag=True, help="Remove what the platform has, every job and key, and restore over it.")
 @click.option("--dry-run", is_flag=True, help="Check the backup and show its content; change nothing.")
 def restore_command(
-    call: Call, source: str, home: str | None, key: str | None, passphrase: bool, halted: bool, replace: bool,
+    call: Call,
+    source: str,
+    home: str | None,
+    key: str | None,
+    passphrase: bool,
+    halted: bool,
+    replace: bool,
     dry_run: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Bring a platform back from a backup, on an empty one.
 
     What ran when the backup was made is queued again and goes on from its checkpoints with the next `weft up`. For a
@@ -163,12 +228,16 @@ def restore_command(
     emit(
         call,
         answer,
-        people=lambda _wide: details([
-            ("folder", answer["home"]), ("from", _made(answer["head"])), ("holds", _contents(answer["counts"])),
-            ("next", command_in("up", place)),
-        ]),
+        people=lambda _wide: details(
+            [
+                ("folder", answer["home"]),
+                ("from", _made(answer["head"])),
+                ("holds", _contents(answer["counts"])),
+                ("next", command_in("up", place)),
+            ]
+        ),
         names=[answer["home"]],
-    )  # fmt: skip
+    )
 
 
 @command("master-key")
@@ -197,9 +266,13 @@ def master_key_command(call: Call, home: str | None, rotate: bool, retire: bool)
     emit(
         call,
         answer,
-        people=lambda _wide: details([
-            ("file", answer["file"]), ("current", answer["current"]), ("keys", "; ".join(key_lines)),
-            ("done", "; ".join(filter(None, done))),
-        ]),
+        people=lambda _wide: details(
+            [
+                ("file", answer["file"]),
+                ("current", answer["current"]),
+                ("keys", "; ".join(key_lines)),
+                ("done", "; ".join(filter(None, done))),
+            ]
+        ),
         names=[key["id"] for key in answer["keys"]],
-    )  # fmt: skip
+    )

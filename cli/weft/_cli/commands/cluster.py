@@ -4,11 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call, command
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Types
+
+ANSWERS: Final[Answers] = {
+    "cluster": {
+        "nodes": ("list of Node", "All nodes; empty while the cluster does not answer."),
+        "total": ("ResourceSize or null", "Hardware of all ready nodes; null if unknown."),
+        "used": ("ResourceSize or null", "Hardware that jobs of all tenants hold; null if unknown."),
+        "isolation": ("text or null", "sandbox, process or trusted; null if unknown."),
+        "enforced": ("list of text or null", "Limits of learners that the kernel enforces; null if unknown."),
+        "jobs": ("map of integer", "Number of jobs by status."),
+    },
+    "queue": {"waiting": ("list of WaitingJob", "Jobs that wait, in order; at most 1000.")},
+}
+TYPES: Final[Types] = {
+    "Node": {
+        "name": ("text", "Name of the node."),
+        "cpus": ("number", "CPU cores for learners."),
+        "memory": ("integer", "Bytes of memory for learners."),
+        "gpus": ("number", "GPUs for learners."),
+        "gpu_type": ("text", "Model of its GPUs; empty without any."),
+        "ready": ("flag", "It can run learners now."),
+        "used": ("ResourceSize", "What the learners below hold."),
+        "learners": ("list of PlacedLearner", "Learners on it, of the jobs that you may see."),
+    },
+    "PlacedLearner": {
+        "job": ("text", "Id of the job."),
+        "name": ("text", "Name of the job."),
+        "user": ("text", "User of the job."),
+        "tenant": ("text", "Tenant of the job."),
+        "learner": ("text", "Name of the learner, e.g. worker-0."),
+        "node": ("text", "Name of its node."),
+        "cpus": ("number", "CPU cores that it holds."),
+        "memory": ("integer", "Bytes of memory that it holds."),
+        "gpus": ("number", "GPUs that it holds."),
+    },
+}
 
 _HOLDING: Final = ("PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING")
 _MOST_SLOTS: Final = 48
@@ -44,9 +82,13 @@ def cluster_command(call: Call) -> None:
         for node in state.get("nodes") or ()
     ]
     document = {
-        "nodes": nodes, "total": state.get("total"), "used": state.get("used"), "isolation": state.get("isolation"),
-        "enforced": state.get("enforced"), "jobs": state["jobs"],
-    }  # fmt: skip
+        "nodes": nodes,
+        "total": state.get("total"),
+        "used": state.get("used"),
+        "isolation": state.get("isolation"),
+        "enforced": state.get("enforced"),
+        "jobs": state["jobs"],
+    }
     emit(call, document, people=lambda wide: _people(document, jobs, wide=wide), names=(n["name"] for n in nodes))
     if call.for_people and state.get("nodes") is None:
         from weft._cli.notices import note
@@ -72,9 +114,14 @@ def _learners(job: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[dict
         }
         held["memory"] = round(bytes_of(held["memory"]))
         yield {
-            "job": job["id"], "name": job.get("name", ""), "user": job.get("user", ""), "tenant": job.get("tenant", ""),
-            "learner": learner, "node": node, **held,
-        }  # fmt: skip
+            "job": job["id"],
+            "name": job.get("name", ""),
+            "user": job.get("user", ""),
+            "tenant": job.get("tenant", ""),
+            "learner": learner,
+            "node": node,
+            **held,
+        }
 
 
 def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide: bool) -> str:
@@ -83,31 +130,49 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
 
     letters = {job["id"]: _LETTERS[place % len(_LETTERS)] for place, job in enumerate(jobs)}
     columns = [
-        Column("NODE", flexible=True), Column("CPUS", right=True), Column("MEMORY", right=True),
-        Column("GPUS", right=True), Column("SLOTS", flexible=True), Column("TYPE", wide_only=True),
-    ]  # fmt: skip
+        Column("NODE", flexible=True),
+        Column("CPUS", right=True),
+        Column("MEMORY", right=True),
+        Column("GPUS", right=True),
+        Column("SLOTS", flexible=True),
+        Column("TYPE", wide_only=True),
+    ]
     rows = [
         [
             node["name"] if node["ready"] else f"{node['name']} (not ready)",
             f"{amount(node['used']['cpus'])}/{amount(node['cpus'])}",
             f"{size(node['used']['memory'])}/{size(node['memory'])}",
-            f"{amount(node['used']['gpus'])}/{amount(node['gpus'])}", _slots(node, letters),
+            f"{amount(node['used']['gpus'])}/{amount(node['gpus'])}",
+            _slots(node, letters),
             node.get("gpu_type") or "-",
         ]
         for node in state["nodes"]
-    ]  # fmt: skip
+    ]
     holding = [
         [
-            letters[job["id"]], job["id"], job.get("name", ""), job.get("user", ""), job.get("learners", ""),
-            amount(job["resources"]["cpus"]), size(job["resources"]["memory"]), amount(job["resources"]["gpus"]),
+            letters[job["id"]],
+            job["id"],
+            job.get("name", ""),
+            job.get("user", ""),
+            job.get("learners", ""),
+            amount(job["resources"]["cpus"]),
+            size(job["resources"]["memory"]),
+            amount(job["resources"]["gpus"]),
             job.get("status", ""),
         ]
         for job in jobs
-    ]  # fmt: skip
+    ]
     of_jobs = [
-        Column(""), Column("JOB"), Column("NAME", flexible=True), Column("USER"), Column("LEARNERS", right=True),
-        Column("CPUS", right=True), Column("MEMORY", right=True), Column("GPUS", right=True), Column("STATUS"),
-    ]  # fmt: skip
+        Column(""),
+        Column("JOB"),
+        Column("NAME", flexible=True),
+        Column("USER"),
+        Column("LEARNERS", right=True),
+        Column("CPUS", right=True),
+        Column("MEMORY", right=True),
+        Column("GPUS", right=True),
+        Column("STATUS"),
+    ]
     counts = ", ".join(f"{count} {status}" for status, count in state["jobs"].items() if count)
     enforced = state.get("enforced")
     isolation = state.get("isolation") or ""
@@ -145,14 +210,26 @@ def queue_command(call: Call, tenant: str | None) -> None:
 
     def people(wide: bool) -> str:
         columns = [
-            Column("PLACE", right=True), Column("JOB"), Column("NAME", flexible=True), Column("USER"),
-            Column("AGE", right=True), Column("WHY", wraps=True), Column("TENANT", wide_only=True),
-        ]  # fmt: skip
+            Column("PLACE", right=True),
+            Column("JOB"),
+            Column("NAME", flexible=True),
+            Column("USER"),
+            Column("AGE", right=True),
+            Column("WHY", wraps=True),
+            Column("TENANT", wide_only=True),
+        ]
         rows = [
-            [job.get("position", "-"), job["id"], job.get("name", ""), job.get("user", ""),
-             ago(parse_time(job["created"])), job.get("message") or job.get("pending_reason") or "", job["tenant"]]
+            [
+                job.get("position", "-"),
+                job["id"],
+                job.get("name", ""),
+                job.get("user", ""),
+                ago(parse_time(job["created"])),
+                job.get("message") or job.get("pending_reason") or "",
+                job["tenant"],
+            ]
             for job in waiting
-        ]  # fmt: skip
+        ]
         return table(columns, rows, wide=wide)
 
     emit(call, {"waiting": waiting}, people=people, names=(job["id"] for job in waiting))

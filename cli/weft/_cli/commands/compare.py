@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call, command
 from weft._cli.completion import complete_jobs, complete_setting
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "clone": "Job",
+    "diff": "JobDifference",
+}
 
 
 @command("clone")
@@ -34,9 +42,11 @@ def clone_command(call: Call, job: str, settings: tuple[str, ...], name: str | N
     changes = {".".join(parts): value for parts, value in assignments}
     made = call.client.jobs.clone(job_id(call.client, job), set=changes, name=name).document
     emit(
-        call, made, names=[str(made["id"])],
+        call,
+        made,
+        names=[str(made["id"])],
         people=lambda _wide: f"submitted {made['id']} ({made['name']}); `weft logs -f {made['id']}` follows it",
-    )  # fmt: skip
+    )
 
 
 @command("diff")

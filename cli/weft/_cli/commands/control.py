@@ -6,7 +6,7 @@ Each takes several jobs; one that fails does not stop the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,7 +15,24 @@ from weft._cli.confirm import YES, confirm
 from weft._cli.groups import many_jobs, named_jobs
 
 if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Fields, Types
     from weft._errors import WeftError
+
+_CHANGED: Final[Fields] = {
+    "jobs": ("list of Job", "The jobs that were changed, as they are now; others are errors on stderr."),
+}
+ANSWERS: Final[Answers] = {
+    "halt": _CHANGED,
+    "resume": _CHANGED,
+    "kill": _CHANGED,
+    "delete": {"jobs": ("list of DeletedJob", "The jobs that were deleted; others are errors on stderr.")},
+}
+TYPES: Final[Types] = {
+    "DeletedJob": {
+        "id": ("text", "Id of the job."),
+        "deleted": ("flag", "Always true."),
+    },
+}
 
 
 @command("halt")

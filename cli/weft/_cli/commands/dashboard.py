@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from weft._cli.call import Call, command
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "dashboard": {
+        "url": ("text", "Address that signs a browser in, once."),
+        "expires": ("time", "When the address stops working."),
+        "opened": ("flag", "A browser was opened."),
+    },
+}
 
 
 @command("dashboard")

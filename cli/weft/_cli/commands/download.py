@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from weft._cli.call import Call, command
 from weft._cli.completion import complete_jobs
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Types
+
+ANSWERS: Final[Answers] = {
+    "download": {
+        "job": ("text", "Id of the job."),
+        "folder": ("text", "Where the files are."),
+        "files": ("list of File", "What was fetched."),
+    },
+}
+TYPES: Final[Types] = {
+    "File": {
+        "path": ("text", "Where the file is now."),
+        "size": ("integer", "Its size in bytes."),
+        "kind": ("text", "results, logs, checkpoints or code."),
+    },
+}
 
 
 @command("download")
@@ -49,9 +68,14 @@ def download_command(
         place = target / kind if len(wanted) > 1 else target
         with transfer_bar(kind, shown=call.for_people) as on_bytes:
             fetched = call.client.jobs.download(
-                id_, place, what=kind, attempt=None if kind == "code" else attempt, force=force, unpacked=not zipped,
+                id_,
+                place,
+                what=kind,
+                attempt=None if kind == "code" else attempt,
+                force=force,
+                unpacked=not zipped,
                 on_bytes=on_bytes,
-            )  # fmt: skip
+            )
         files.extend({"path": str(path), "size": path.stat().st_size, "kind": kind} for path in fetched)
 
     def people(_wide: bool) -> str:

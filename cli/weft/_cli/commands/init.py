@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from weft._cli.call import Call, command
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "init": {
+        "name": ("text", "Name of the job."),
+        "files": ("list of text", "The files that were written."),
+    },
+}
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _SPEC: Final = """\
@@ -112,6 +122,8 @@ def init_command(call: Call, folder: Path, name: str | None) -> None:
     files = [str(path) for path in wanted]
     place = "" if folder.resolve() == Path.cwd() else f" {folder}"
     emit(
-        call, {"name": name, "files": files}, names=files,
+        call,
+        {"name": name, "files": files},
+        names=files,
         people=lambda _wide: f"wrote {' and '.join(files)}\nnext: weft train{place}",
-    )  # fmt: skip
+    )

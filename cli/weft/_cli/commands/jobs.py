@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.completion import complete_jobs, complete_metric, complete_status
 from weft._cli.groups import tag_of
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "list": {
+        "jobs": ("list of Job", "Jobs, newest first."),
+        "next": ("text or null", "Give it as --after to get the next jobs; null if there are no more."),
+    },
+    "show": "Job",
+    "events": {"events": ("list of JobEvent", "Events, oldest first.")},
+    "events -f": "stream of JobEvent",
+    "explain": "JobExplanation",
+}
 
 DEFAULT_LIMIT: Final = 20
 SORT_KEYS: Final = ("name", "status", "age", "took", "progress", "user")
@@ -64,7 +78,7 @@ def list_command(
     metrics: tuple[str, ...],
     sort: str | None,
     reverse: bool,
-) -> None:  # fmt: skip
+) -> None:
     """List jobs, newest first.
 
     A list that ends before the last job says so on stderr; in JSON `next` is then the id to continue --after. --sort
@@ -87,10 +101,17 @@ def list_command(
     wanted = [part.strip().upper() for value in status for part in value.split(",") if part.strip()]
     most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
-        status=wanted or None, name=name, tag=tag, user=user, tenant=tenant, after=after, q=query,
-        metrics=metrics, progress=call.output != "name",
+        status=wanted or None,
+        name=name,
+        tag=tag,
+        user=user,
+        tenant=tenant,
+        after=after,
+        q=query,
+        metrics=metrics,
+        progress=call.output != "name",
         limit=MOST_SORTED if sort else None if most is None else most + 1,
-    )  # fmt: skip
+    )
     documents = [job.document for job in jobs]
     read = len(documents)
     if sort:
@@ -98,9 +119,11 @@ def list_command(
     more = most is not None and len(documents) > most
     documents = documents[:most]
     emit(
-        call, {"jobs": documents, "next": documents[-1]["id"] if more and not sort else None},
-        people=lambda wide: job_table(documents, metrics, wide), names=(document["id"] for document in documents),
-    )  # fmt: skip
+        call,
+        {"jobs": documents, "next": documents[-1]["id"] if more and not sort else None},
+        people=lambda wide: job_table(documents, metrics, wide),
+        names=(document["id"] for document in documents),
+    )
     if sort and read == MOST_SORTED:
         note(f"only the newest {MOST_SORTED} jobs were sorted; choose fewer with -q or another option")
     if more:
@@ -274,9 +297,13 @@ def events_command(call: Call, job: str, follow: bool) -> None:
 
     def people(wide: bool) -> str:
         columns = [
-            Column("TIME"), Column("TO"), Column("TRY", right=True), Column("WHY", wraps=True),
-            Column("BY", wide_only=True), Column("FROM", wide_only=True),
-        ]  # fmt: skip
+            Column("TIME"),
+            Column("TO"),
+            Column("TRY", right=True),
+            Column("WHY", wraps=True),
+            Column("BY", wide_only=True),
+            Column("FROM", wide_only=True),
+        ]
         rows = [
             [
                 local_time(e.time),

@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call, command
 from weft._cli.confirm import YES, confirm
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Types
+
+ANSWERS: Final[Answers] = {
+    "user": {"users": ("list of User", "Users with a key that works.")},
+    "user add": "ApiKey",
+    "user remove": {
+        "user": ("text", "Name of the user."),
+        "tenant": ("text", "Tenant of the user."),
+        "revoked": ("list of text", "Ids of the keys that were revoked."),
+    },
+    "key": {"keys": ("list of ApiKey", "Your keys, revoked ones included; for administrators of all users.")},
+    "key create": "ApiKey",
+    "key revoke": {
+        "id": ("text", "Id of the key."),
+        "revoked": ("flag", "Always true."),
+    },
+}
+TYPES: Final[Types] = {
+    "User": {
+        "user": ("text", "Name of the user."),
+        "tenant": ("text", "Tenant of the user."),
+        "scope": ("text", "user or admin: the widest of the user's keys."),
+        "keys": ("integer", "Number of keys that work."),
+        "created": ("time", "When the first of them was made."),
+    },
+}
 
 _TENANT = "Administrators: the tenant of the user; by default your own."
 
@@ -39,12 +67,20 @@ def key_command(call: Call, action: str, name: str | None, user: str | None, ten
         return
     made = call.client.keys.create(name, user=user, tenant=tenant, scope="admin" if admin else None)
     emit(
-        call, made, names=[made["id"]],
-        people=lambda _wide: details([
-            ("key", made.get("key")), ("id", made["id"]), ("user", made["user"]), ("tenant", made["tenant"]),
-            ("scope", made["scope"]), ("note", "this is the only time that the key is shown"),
-        ]),
-    )  # fmt: skip
+        call,
+        made,
+        names=[made["id"]],
+        people=lambda _wide: details(
+            [
+                ("key", made.get("key")),
+                ("id", made["id"]),
+                ("user", made["user"]),
+                ("tenant", made["tenant"]),
+                ("scope", made["scope"]),
+                ("note", "this is the only time that the key is shown"),
+            ]
+        ),
+    )
 
 
 def _list_keys(call: Call) -> None:
@@ -56,14 +92,26 @@ def _list_keys(call: Call) -> None:
 
     def people(wide: bool) -> str:
         columns = [
-            Column("ID"), Column("NAME", flexible=True), Column("USER"), Column("TENANT"), Column("SCOPE"),
-            Column("AGE", right=True), Column("STATE"),
-        ]  # fmt: skip
+            Column("ID"),
+            Column("NAME", flexible=True),
+            Column("USER"),
+            Column("TENANT"),
+            Column("SCOPE"),
+            Column("AGE", right=True),
+            Column("STATE"),
+        ]
         rows = [
-            [key["id"], key["name"], key["user"], key["tenant"], key["scope"], ago(parse_time(key["created"])),
-             "revoked" if key.get("revoked") else "works"]
+            [
+                key["id"],
+                key["name"],
+                key["user"],
+                key["tenant"],
+                key["scope"],
+                ago(parse_time(key["created"])),
+                "revoked" if key.get("revoked") else "works",
+            ]
             for key in keys
-        ]  # fmt: skip
+        ]
         return table(columns, rows, wide=wide)
 
     emit(call, {"keys": keys}, people=people, names=(key["id"] for key in keys))
@@ -98,12 +146,19 @@ def user_command(call: Call, action: str, name: str | None, tenant: str | None, 
     scope = "admin" if admin else None
     made: dict[str, Any] = call.client.keys.create(f"first key of {name}", user=name, tenant=tenant, scope=scope)
     emit(
-        call, made, names=[made["user"]],
-        people=lambda _wide: details([
-            ("user", made["user"]), ("tenant", made["tenant"]), ("scope", made["scope"]), ("key", made.get("key")),
-            ("next", f"weft login {call.client.url} --key-stdin  (the key is shown this once)"),
-        ]),
-    )  # fmt: skip
+        call,
+        made,
+        names=[made["user"]],
+        people=lambda _wide: details(
+            [
+                ("user", made["user"]),
+                ("tenant", made["tenant"]),
+                ("scope", made["scope"]),
+                ("key", made.get("key")),
+                ("next", f"weft login {call.client.url} --key-stdin  (the key is shown this once)"),
+            ]
+        ),
+    )
 
 
 def _list_users(call: Call) -> None:
@@ -115,9 +170,12 @@ def _list_users(call: Call) -> None:
 
     def people(wide: bool) -> str:
         columns = [
-            Column("USER", flexible=True), Column("TENANT"), Column("SCOPE"), Column("KEYS", right=True),
+            Column("USER", flexible=True),
+            Column("TENANT"),
+            Column("SCOPE"),
+            Column("KEYS", right=True),
             Column("AGE", right=True),
-        ]  # fmt: skip
+        ]
         rows = [
             [user["user"], user["tenant"], user["scope"], user["keys"], ago(parse_time(user["created"]))]
             for user in users
@@ -145,6 +203,8 @@ def _remove(call: Call, name: str, tenant: str | None, *, yes: bool) -> None:
         call.client.keys.revoke(key["id"])
     ids = [key["id"] for key in keys]
     emit(
-        call, {"user": name, "tenant": tenant, "revoked": ids}, names=ids,
+        call,
+        {"user": name, "tenant": tenant, "revoked": ids},
+        names=ids,
         people=lambda _wide: f"removed {name}: {len(ids)} key{'s' if len(ids) > 1 else ''} revoked",
-    )  # fmt: skip
+    )

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from weft._cli.call import Call, command
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "manifests": {"items": ("list of object", "Objects for `kubectl apply`.")},
+}
 
 
 @command("manifests")

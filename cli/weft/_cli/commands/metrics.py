@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import FORMS, Call, Stop, command
 from weft._cli.completion import complete_metric
 from weft._cli.groups import many_jobs, named_jobs
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Types
+
+ANSWERS: Final[Answers] = {
+    "metrics": {"series": ("list of JobSeries", "Curves, thinned to about --points points each.")},
+    "metrics JOB JOB": {"jobs": ("list of JobMetrics", "The jobs, in the order of the command.")},
+    "metrics -f": "stream of JobPoint",
+}
+TYPES: Final[Types] = {
+    "JobMetrics": {
+        "job": ("text", "Id of the job."),
+        "name": ("text", "Name of the job."),
+        "series": ("list of JobSeries", "Its curves."),
+    },
+}
 
 _POINTS: Final = 500
 _FILES: Final = ("csv", "parquet")
@@ -38,9 +54,16 @@ _FILES: Final = ("csv", "parquet")
 )
 @click.option("--follow", "-f", is_flag=True, help="Every point as it comes; the job's end is the exit code.")
 def metrics_command(
-    call: Call, jobs: tuple[str, ...], group: str | None, tag: str | None, names: tuple[str, ...], rank: int | None,
-    attempt: int | None, max_points: int | None, follow: bool,
-) -> None:  # fmt: skip
+    call: Call,
+    jobs: tuple[str, ...],
+    group: str | None,
+    tag: str | None,
+    names: tuple[str, ...],
+    rank: int | None,
+    attempt: int | None,
+    max_points: int | None,
+    follow: bool,
+) -> None:
     """Show metrics and their curves, of one job or several.
 
     Several jobs are compared: a line for each curve of each. -o csv prints every point on a line; -o parquet writes the
@@ -80,9 +103,11 @@ def _print_one(call: Call, series: list[Any], *, large: bool) -> None:
     from weft._cli.output import emit
 
     emit(
-        call, {"series": [curve.as_json() for curve in series]}, names=dict.fromkeys(curve.name for curve in series),
+        call,
+        {"series": [curve.as_json() for curve in series]},
+        names=dict.fromkeys(curve.name for curve in series),
         people=lambda wide: _people([("", curve) for curve in series], wide=wide, large=large),
-    )  # fmt: skip
+    )
 
 
 def _print_several(call: Call, curves: dict[str, list[Any]], *, large: bool) -> None:
@@ -107,29 +132,41 @@ def _people(series: list[tuple[str, Any]], *, wide: bool, large: bool) -> str:
 
     several = any(job for job, _ in series)
     columns = [
-        *([Column("JOB", flexible=True)] if several else []), Column("METRIC", flexible=True), Column("LEARNER"),
-        Column("STEP", right=True), Column("LATEST", right=True),
-        Column("MIN", right=True), Column("MAX", right=True), Column("COURSE"),
+        *([Column("JOB", flexible=True)] if several else []),
+        Column("METRIC", flexible=True),
+        Column("LEARNER"),
+        Column("STEP", right=True),
+        Column("LATEST", right=True),
+        Column("MIN", right=True),
+        Column("MAX", right=True),
+        Column("COURSE"),
         Column("POINTS", right=True, wide_only=True),
-    ]  # fmt: skip
+    ]
     rows: list[list[object]] = []
     charts: list[str] = []
     for job, curve in series:
         finite = [value for value in curve.values if math.isfinite(value)]
         title = label((curve.name, tuple(sorted(curve.context.items()))))
-        rows.append([
-            *([job] if several else []), title, f"{curve.role}-{curve.rank}",
-            "-" if curve.steps[-1] is None else curve.steps[-1],
-            number(curve.values[-1]),
-            number(min(finite)) if finite else "-", number(max(finite)) if finite else "-", sparkline(curve.values),
-            len(curve.values),
-        ])  # fmt: skip
+        rows.append(
+            [
+                *([job] if several else []),
+                title,
+                f"{curve.role}-{curve.rank}",
+                "-" if curve.steps[-1] is None else curve.steps[-1],
+                number(curve.values[-1]),
+                number(min(finite)) if finite else "-",
+                number(max(finite)) if finite else "-",
+                sparkline(curve.values),
+                len(curve.values),
+            ]
+        )
         if large:
             axis, unit = _axis(curve)
             lines = chart(
-                list(zip(axis, curve.values, strict=True)), width=min(width(), 80),
+                list(zip(axis, curve.values, strict=True)),
+                width=min(width(), 80),
                 title=f"{f'{job}: ' if job else ''}{title}, {curve.role}-{curve.rank}{unit}",
-            )  # fmt: skip
+            )
             charts.append("\n".join(lines))
     return "\n\n".join([*filter(None, charts), table(columns, rows, wide=wide)])
 

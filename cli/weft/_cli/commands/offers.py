@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from weft._cli.call import Call, command
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "frameworks": "GetFrameworksReply",
+    "sizes": "GetSizesReply",
+}
 
 _DIGITS = 8
 """Of a lock's digest, as in the tag of its image."""
@@ -21,18 +31,30 @@ def frameworks_command(call: Call) -> None:
     def people(wide: bool) -> str:
         in_pods = any(framework.get("image") for framework in frameworks)
         columns = [
-            Column("NAME"), Column("VERSION"), Column("MB", right=True), Column("LOCK"),
+            Column("NAME"),
+            Column("VERSION"),
+            Column("MB", right=True),
+            Column("LOCK"),
             Column("IMAGE", wraps=True, wide_only=not in_pods),
             Column("WHAT", flexible=not in_pods, wide_only=in_pods),
-            Column("PYTHON", wide_only=True), Column("ID", wide_only=True), Column("ALSO CALLED", wide_only=True),
-        ]  # fmt: skip
+            Column("PYTHON", wide_only=True),
+            Column("ID", wide_only=True),
+            Column("ALSO CALLED", wide_only=True),
+        ]
         rows = [
-            [framework["name"], framework["version"], framework.get("size_mb", ""),
-             framework.get("lock_digest", "").removeprefix("sha256:")[:_DIGITS], framework.get("image") or "-",
-             framework.get("description", ""), framework.get("python", ""), framework["id"],
-             ", ".join(framework.get("aliases") or ())]
+            [
+                framework["name"],
+                framework["version"],
+                framework.get("size_mb", ""),
+                framework.get("lock_digest", "").removeprefix("sha256:")[:_DIGITS],
+                framework.get("image") or "-",
+                framework.get("description", ""),
+                framework.get("python", ""),
+                framework["id"],
+                ", ".join(framework.get("aliases") or ()),
+            ]
             for framework in frameworks
-        ]  # fmt: skip
+        ]
         return table(columns, rows, wide=wide)
 
     emit(call, {"frameworks": frameworks}, people=people, names=(framework["id"] for framework in frameworks))

@@ -6,13 +6,75 @@ name ``local``, which answers with plain dictionaries; its errors have the same 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.confirm import YES, confirm
 from weft._cli.homes import HOME_HELP
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers, Types
+
+ANSWERS: Final[Answers] = {
+    "up": {
+        "url": ("text", "Address of the API."),
+        "key": ("text", "Key of the first administrator."),
+        "home": ("text", "Folder of the platform."),
+        "started": ("flag", "False: it ran already."),
+        "queued_again": ("list of text", "Ids of jobs that `weft down` had halted."),
+        "ignored": ("list of text", "Settings, NAME=value, that a platform that ran already does not have."),
+        "probe": ("list of ProbeCheck", "What a pod of the cluster has tried; empty without Kubernetes."),
+        "profile": ("text", "Name of the profile that was written."),
+    },
+    "down": {
+        "home": ("text", "Folder of the platform."),
+        "was_running": ("flag", "It ran before."),
+        "purged": ("flag", "Its folder is removed."),
+        "unfinished": ("integer or null", "Number of jobs that continue after the next start; null if unknown."),
+        "halted": ("list of text", "Ids of jobs that were halted."),
+    },
+    "status": {
+        "running": ("flag", "The platform runs."),
+        "home": ("text", "Folder of the platform."),
+        "url": ("text", "Address of the API; empty while it does not run."),
+        "grpc": ("text", "Address of gRPC; empty while it does not run."),
+        "isolation": ("object", "name, why and enforced: how learners are kept apart; empty if unknown."),
+        "caches": ("object", "bytes by kind, and max_bytes; empty if unknown."),
+        "services": ("list of Service", "Its services."),
+        "quarantine": ("GetQuarantineReply or null", "Data that cannot be read; null if unknown."),
+    },
+    "doctor": {"checks": ("list of Check", "What was checked.")},
+    "conformance": {"checks": ("list of Conformance", "What was tried.")},
+}
+TYPES: Final[Types] = {
+    "Service": {
+        "name": ("text", "Name of the service."),
+        "state": ("text", "ready, starting or down."),
+        "pid": ("integer or null", "Its process; null if it does not run."),
+        "restarts": ("integer", "How often it was started again."),
+        "address": ("text", "Where it listens; may be empty."),
+        "why": ("text", "Why it is not ready, or what is unusual; may be empty."),
+    },
+    "Conformance": {
+        "check": ("text", "Its name."),
+        "verdict": ("text", "pass, fail or not applicable."),
+        "detail": ("text", "What was found."),
+        "fix": ("text", "What to do; empty unless it failed."),
+    },
+    "Check": {
+        "check": ("text", "What was checked."),
+        "ok": ("flag", "Nothing is wrong."),
+        "detail": ("text", "What was found."),
+        "fix": ("text", "The command that repairs it; empty where ok."),
+    },
+    "ProbeCheck": {
+        "name": ("text", "access, pod, image, metrics or object store."),
+        "problem": ("text", "What keeps jobs from running; empty where it works."),
+        "fix": ("text", "What to do; empty where it works."),
+    },
+}
 
 
 @command("up")
@@ -29,9 +91,16 @@ from weft._cli.homes import HOME_HELP
 @click.option("--advertise", metavar="HOST", help="Name or address of this machine by which pods reach it.")
 @click.option("--registry", metavar="HOST/PATH", help="Registry from which the cluster pulls Weft's images.")
 def up_command(
-    call: Call, home: str | None, gpus: int | None, port: int | None, cluster: str | None, kubeconfig: str | None,
-    context_name: str | None, advertise: str | None, registry: str | None,
-) -> None:  # fmt: skip
+    call: Call,
+    home: str | None,
+    gpus: int | None,
+    port: int | None,
+    cluster: str | None,
+    kubeconfig: str | None,
+    context_name: str | None,
+    advertise: str | None,
+    registry: str | None,
+) -> None:
     """Start the platform on this machine.
 
     With --cluster kubernetes the services run here and the learners as pods of that cluster, which need a way to this
@@ -48,8 +117,12 @@ def up_command(
 
     place = chosen_home(call, home, new=True)
     flags = {
-        "kind": cluster, "kubeconfig": kubeconfig, "context": context_name, "advertise": advertise, "registry": registry
-    }  # fmt: skip
+        "kind": cluster,
+        "kubeconfig": kubeconfig,
+        "context": context_name,
+        "advertise": advertise,
+        "registry": registry,
+    }
     where = {name: value for name, value in flags.items() if value}
     if where and cluster != "kubernetes" and set(where) != {"kind"}:
         raise click.UsageError("--kubeconfig, --context, --advertise and --registry belong to --cluster kubernetes")
@@ -75,10 +148,15 @@ def up_command(
             command_in("status", place),
             command_in("down", place),
         ]
-        return details([
-            ("address", answer["url"]), ("key", answer["key"]), ("folder", answer["home"]), ("profile", profile),
-            ("next", ", ".join(following)),
-        ])  # fmt: skip
+        return details(
+            [
+                ("address", answer["url"]),
+                ("key", answer["key"]),
+                ("folder", answer["home"]),
+                ("profile", profile),
+                ("next", ", ".join(following)),
+            ]
+        )
 
     emit(call, {**answer, "profile": name}, people=people, names=[answer["url"]])
     failed = [check for check in answer["probe"] if check["problem"]]
@@ -100,7 +178,7 @@ def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs
     Jobs that run are halted: they have their `grace` to write a checkpoint, and the next `weft up` queues them again.
     Asks first if jobs run, and with --purge.
     """
-    from weft._cli.homes import chosen_home, command_in
+    from weft._cli.homes import chosen_home, command_in, elsewhere
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
     from weft._cli.output import emit
@@ -118,6 +196,8 @@ def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs
     if purge:
         write_config(read_config().without_home(answer["home"]))
     outcome = "stopped" if answer.get("was_running", True) else "nothing was running"
+    if not answer.get("was_running", True) and (other := elsewhere("down", place, answer["home"])):
+        note(other)
     going_on = answer.get("unfinished") or 0
     if going_on and not purge:
         unfinished = f"{going_on} unfinished job{'s go' if going_on > 1 else ' goes'}"
@@ -157,8 +237,11 @@ def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
     if not held:
         return ""
     columns = [
-        Column("KIND"), Column("WHERE", flexible=True), Column("SINCE"), Column("WHY", flexible=True),
-    ]  # fmt: skip
+        Column("KIND"),
+        Column("WHERE", flexible=True),
+        Column("SINCE"),
+        Column("WHY", flexible=True),
+    ]
     rows = [[entry["kind"], entry["place"], entry["since"][:19], entry["reason"]] for entry in held]
     return f"\n\nin quarantine: {len(held)} (`weft doctor` says what to do)\n{table(columns, rows, wide=wide)}"
 
@@ -167,13 +250,17 @@ def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
 @click.option("--home", metavar="DIR", help=HOME_HELP)
 def status_command(call: Call, home: str | None) -> None:
     """Show what runs on this machine."""
-    from weft._cli.homes import chosen_home, command_in
+    from weft._cli.homes import chosen_home, command_in, elsewhere
     from weft._cli.local import platform, translated
+    from weft._cli.notices import note
     from weft._cli.output import Column, details, emit, table
 
     place = chosen_home(call, home)
     with translated():
         answer: dict[str, Any] = platform().status(place)
+
+    if not answer["running"] and (other := elsewhere("status", place, answer["home"])):
+        note(other)
 
     def people(wide: bool) -> str:
         where = details(
@@ -188,9 +275,13 @@ def status_command(call: Call, home: str | None) -> None:
         if not answer["running"]:
             return f"not running; `{command_in('up', place)}` starts it\n{where}"
         columns = [
-            Column("SERVICE"), Column("STATE"), Column("PID", right=True), Column("RESTARTS", right=True),
-            Column("ADDRESS"), Column("WHY", flexible=True),
-        ]  # fmt: skip
+            Column("SERVICE"),
+            Column("STATE"),
+            Column("PID", right=True),
+            Column("RESTARTS", right=True),
+            Column("ADDRESS"),
+            Column("WHY", flexible=True),
+        ]
         rows = [
             [s["name"], s["state"], s["pid"] or "-", s["restarts"], _short(s.get("address") or "-"), s.get("why") or ""]
             for s in answer["services"]
@@ -234,7 +325,8 @@ def doctor_command(call: Call, home: str | None) -> None:
 @click.option("--home", metavar="DIR", help=HOME_HELP)
 @click.option("--skip", metavar="CHECK", multiple=True, help="Leave a check out; repeatable.")
 @click.option("--within", default=600.0, show_default=True, metavar="SECONDS", help="Time limit of each of its jobs.")
-def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], within: float) -> None:
+@click.option("--step-down", is_flag=True, help="Also ask MongoDB's primary to step down; jobs wait some seconds.")
+def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], within: float, step_down: bool) -> None:
     """Try an installation of containers or pods: what passes, what fails, what to do."""
     from weft._cli.homes import chosen_home
     from weft._cli.local import platform, translated
@@ -246,7 +338,7 @@ def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], wit
 
     with translated():
         checks: list[dict[str, str]] = platform().conformance(
-            chosen_home(call, home), skip=skip, within_s=within, report=report
+            chosen_home(call, home), skip=skip, within_s=within, step_down=step_down, report=report
         )
 
     def people(_wide: bool) -> str:

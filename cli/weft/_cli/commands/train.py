@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,9 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weft._archive import Archive
+    from weft._cli.answers import Answers
     from weft._cli.groups import Group
     from weft._job import Job
     from weft._spec_file import SpecFile
+
+ANSWERS: Final[Answers] = {
+    "train": "Job",
+    "train --dry-run": "JobPlan",
+    "train --array": {
+        "group": ("text", "Name of the group."),
+        "jobs": ("list of Job", "Its jobs."),
+    },
+}
 
 CANNOT_BE_PLACED = 6
 
@@ -68,10 +78,18 @@ def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) 
 )
 @click.option("--idempotency-key", metavar="KEY", help="The same key never makes a second job; made by default.")
 @click.option(
-    "-h", "--help", "_help", is_flag=False, flag_value="", metavar="[FIELD]", is_eager=True,
-    shell_complete=complete_field, expose_value=False, callback=_field_help,
+    "-h",
+    "--help",
+    "_help",
+    is_flag=False,
+    flag_value="",
+    metavar="[FIELD]",
+    is_eager=True,
+    shell_complete=complete_field,
+    expose_value=False,
+    callback=_field_help,
     help="This, or what a field of the spec means: -h resources.gpus",
-)  # fmt: skip
+)
 def train_command(
     call: Call,
     where: str | None,
@@ -210,9 +228,15 @@ def _submitted(call: Call, spec: SpecFile, archive: Archive | None, plan: dict[s
 
 
 def _planned_group(
-    call: Call, spec: SpecFile, archive: Archive | None, key: str, *, arrays: tuple[str, ...], repeat: int,
+    call: Call,
+    spec: SpecFile,
+    archive: Archive | None,
+    key: str,
+    *,
+    arrays: tuple[str, ...],
+    repeat: int,
     group: str | None,
-) -> Group:  # fmt: skip
+) -> Group:
     """The jobs of a group. Each was planned, so that none is submitted if the platform refuses another."""
     from weft._cli.groups import make_group
     from weft._cli.notices import note
@@ -354,9 +378,11 @@ def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
 
 
 def _next_commands(job: Job) -> str:
-    return "\n".join([
-        f"submitted {job.id}",
-        f"  weft logs -f {job.id}      what it prints",
-        f"  weft show {job.id}         how it stands",
-        f"  weft kill {job.id}         end it",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"submitted {job.id}",
+            f"  weft logs -f {job.id}      what it prints",
+            f"  weft show {job.id}         how it stands",
+            f"  weft kill {job.id}         end it",
+        ]
+    )

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from weft._cli.call import Call, command
 from weft._version import SDK_VERSION
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "version": {
+        "client": ("text", "Version of this command."),
+        "platform": ("text or null", "Version of the platform; null if it does not answer."),
+        "url": ("text or null", "Address of the platform; null if none is known."),
+    },
+    "completion": {
+        "shell": ("text", "bash, zsh or fish."),
+        "script": ("text", "The script."),
+    },
+}
 
 
 @command("version")
@@ -22,12 +39,17 @@ def version_command(call: Call) -> None:
     except WeftError as unknown:  # the command's own version is an answer without a platform, too
         why = unknown.message
     emit(
-        call, document, names=[SDK_VERSION],
-        people=lambda _wide: details([
-            ("weft", document["client"]), ("platform", document["platform"] or f"unknown: {why}"),
-            ("address", document["url"]),
-        ]),
-    )  # fmt: skip
+        call,
+        document,
+        names=[SDK_VERSION],
+        people=lambda _wide: details(
+            [
+                ("weft", document["client"]),
+                ("platform", document["platform"] or f"unknown: {why}"),
+                ("address", document["url"]),
+            ]
+        ),
+    )
 
 
 @command("completion")

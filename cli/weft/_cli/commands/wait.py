@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.groups import many_jobs, named_jobs
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "wait": {"jobs": ("list of Job", "The jobs as they are now.")},
+}
 
 
 @command("wait")

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.completion import complete_jobs, complete_metric
+
+if TYPE_CHECKING:
+    from weft._cli.answers import Answers
+
+ANSWERS: Final[Answers] = {
+    "watch": "Job",
+}
 
 
 @command("watch")

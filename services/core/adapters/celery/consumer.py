@@ -19,6 +19,7 @@ from celery.worker.state import maybe_shutdown
 
 from services.core.adapters.celery import poison
 from services.core.adapters.celery.app import TASK
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import Unavailable
 
 _AGAIN_S: Final = 2.0
@@ -61,7 +62,7 @@ class Vetted:
         """TimeoutError where none came."""
         try:
             self._connection.drain_events(timeout=min(timeout, _WAIT_S))
-        except poison.UNREADABLE:  # taken from the broker, and that is the end of it
+        except MALFORMED:  # taken from the broker, and that is the end of it
             poison.dropped(poison.Poisoned("format"))
 
 
@@ -120,5 +121,5 @@ def consumer_class(broker: BrokerConnection) -> type[Consumer]:
 def _accepted(accept: Callable[[Any], None], message: Any) -> None:
     try:
         accept(message)
-    except poison.UNREADABLE:
+    except MALFORMED:
         raise poison.Poisoned("format") from None

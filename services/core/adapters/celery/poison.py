@@ -13,11 +13,10 @@ from typing import Any, Final
 import structlog
 
 from services.core.adapters.hint_instrumentation import POISONED
+from services.core.domain.codec import MALFORMED
 
 AT_MOST_BYTES: Final = 16 * 2**10
 """A hint has some hundreds."""
-UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What kombu and Celery stumble with over messages that are none of theirs. Nothing of a connection is among them."""
 _ARGUMENTS: Final = 3
 log = structlog.get_logger()
 
@@ -56,7 +55,7 @@ def hint(task: str, body: Any, content_type: Any, headers: Any) -> None:
             and not kwargs
             and not any(embedded.values())
         )
-    except UNREADABLE:
+    except MALFORMED:
         raise Poisoned("format") from None
     if not fit:
         raise Poisoned("arguments")

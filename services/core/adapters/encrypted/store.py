@@ -23,7 +23,7 @@ from services.core.adapters.encrypted import sealing
 from services.core.adapters.encrypted.master_keys import MasterKey, MasterKeyFile
 from services.core.domain.errors import Conflict, Duplicate, Internal, NotFound, StaleRevision, Unavailable
 from services.core.ports.record_store import Record, RecordStore
-from services.core.ports.secret_store import escaped, unescaped
+from services.core.ports.secret_store import escaped, escaped_prefix, unescaped
 
 KIND: Final = "secrets"
 SCHEMA: Final = 1
@@ -87,9 +87,16 @@ class EncryptedSecretStore:
     async def delete(self, name: str) -> None:
         await self._records.delete(KIND, escaped(name))
 
-    async def names(self) -> list[str]:
-        """Names of all secrets, in the order of their records."""
-        return [unescaped(record.id) async for record in self._every()]
+    async def names(self, prefix: str = "") -> list[str]:
+        """Reads the records with this prefix only: they are neighbours in the order of ids."""
+        start = escaped_prefix(prefix)
+        names = list[str]()
+        async for record in self._every(after=start[:-1]):
+            if record.id.startswith(start):
+                names.append(unescaped(record.id))
+            elif record.id > start:
+                break
+        return names
 
     # --- the master key ------------------------------------------------------------
 
@@ -126,8 +133,7 @@ class EncryptedSecretStore:
             return True
         raise StaleRevision("a secret kept changing while it was wrapped anew")
 
-    async def _every(self) -> AsyncGenerator[Record]:
-        after: str | None = None
+    async def _every(self, after: str | None = None) -> AsyncGenerator[Record]:
         while page := await self._records.find(KIND, {}, after=after, limit=_PAGE):
             for record in page:
                 yield record

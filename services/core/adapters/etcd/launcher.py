@@ -165,9 +165,14 @@ def spawn(command: list[str], log_file: Path, *, folder: Path | None = None) -> 
     """Starts a command line made by ``etcd_command``, on the existing data. ``folder``: where its sockets are."""
     with log_file.open("ab") as log:
         return subprocess.Popen(
-            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            command,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
             cwd=folder,
-        )  # fmt: skip
+        )
 
 
 def _environment() -> dict[str, str]:

@@ -76,7 +76,7 @@ class FolderObjectStore:
         *,
         create_only: bool = False,
         size: int | None = None,  # noqa: ARG002
-    ) -> ObjectMeta:
+    ) -> None:
         parts = _parts(key)
         writer = _Writer(self, parts, key, create_only=create_only)
         try:
@@ -87,7 +87,7 @@ class FolderObjectStore:
                 if len(buffer) >= _CHUNK:
                     full, buffer = buffer, bytearray()
                     await _in_thread(writer.write, full)
-            return await _in_thread(writer.finish, buffer)
+            await _in_thread(writer.finish, buffer)
         finally:
             await _in_thread(writer.close)
 
@@ -237,7 +237,7 @@ class _Writer:
         with _errors(self._key):
             files.write_all(self._descriptor, data)
 
-    def finish(self, rest: bytearray) -> ObjectMeta:
+    def finish(self, rest: bytearray) -> None:
         self.write(rest)
         with _errors(self._key):
             os.fsync(self._descriptor)
@@ -252,7 +252,6 @@ class _Writer:
             except OSError:
                 self._store.prune(self._parts[:-1])
                 raise
-            return _meta(self._key, os.fstat(self._descriptor))
 
     def close(self) -> None:
         self._resources.close()

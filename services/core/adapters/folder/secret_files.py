@@ -14,7 +14,7 @@ from typing import Final
 
 from services.core.adapters.folder import files
 from services.core.domain.errors import PermissionDenied
-from services.core.ports.secret_store import escaped
+from services.core.ports.secret_store import escaped, escaped_prefix, unescaped
 
 _NEW: Final = ".new"
 """Folder of unfinished files."""
@@ -57,6 +57,12 @@ class SecretFiles:
         with _errors(), contextlib.suppress(FileNotFoundError), self._folder() as place:
             os.unlink(escaped(name), dir_fd=place)
             os.fsync(place)
+
+    def names(self, prefix: str = "") -> list[str]:
+        start = escaped_prefix(prefix)
+        with _errors():
+            files_here = sorted(path.name for path in self._root.iterdir())
+        return [unescaped(file) for file in files_here if file.startswith(start)]
 
     @contextlib.contextmanager
     def _folder(self) -> Generator[int]:

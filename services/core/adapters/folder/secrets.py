@@ -25,3 +25,6 @@ class FolderSecretStore:
 
     async def delete(self, name: str) -> None:
         await asyncio.to_thread(self._files.delete, name)
+
+    async def names(self, prefix: str = "") -> list[str]:
+        return await asyncio.to_thread(self._files.names, prefix)

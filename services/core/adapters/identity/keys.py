@@ -22,6 +22,7 @@ from typing import Any, Final
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import WeftError
 from services.core.runtime.durable_files import read_json, write_json
 
@@ -108,7 +109,7 @@ class PublicKeys:
         try:
             document = read_json(self._file)
             keys = {} if document is None else _parse(document)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, *MALFORMED) as error:
             log.error("public_keys.read_failed", file=str(self._file), why=str(error))  # noqa: TRY400 - no trace needed
             return  # the keys that were read before stay valid until the file changes again
         self._keys = keys
@@ -144,7 +145,7 @@ def _entries(file: Path) -> list[Any]:
     try:
         document = read_json(file)
         return [] if document is None else list(document["keys"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except MALFORMED as error:
         advice = "remove it and restart the platform: each service publishes its key at its start"
         raise WeftError(f"{file} cannot be read ({type(error).__name__}); {advice}") from error
 

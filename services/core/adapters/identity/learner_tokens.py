@@ -13,7 +13,7 @@ import jwt
 
 from services.core.adapters.identity.keys import KeyPair, PublicKeys
 from services.core.adapters.identity.tokens import ALGORITHM, VerifiedTokens, decode
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.errors import Unauthenticated
 from services.core.domain.tokens import LearnerIdentity, verify_shared
 
@@ -60,5 +60,5 @@ class LearnerTokenVerifier:
             raise Unauthenticated("the key of this token does not sign learners' tokens")
         try:
             return load(LearnerIdentity, claims["learner"])
-        except (TypeError, ValueError, KeyError) as error:
+        except MALFORMED as error:
             raise Unauthenticated("this token names no learner") from error

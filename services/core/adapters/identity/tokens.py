@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 import jwt
 
 from services.core.adapters.identity.keys import KeyPair, PublicKeys
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import Unauthenticated
 from services.core.domain.service_access import SERVICES
 
@@ -52,8 +53,11 @@ class ServiceCredential:
         if not self._token or not self._made_at <= now < self._made_at + LIFE_S - _RENEW_S:
             self._made_at = int(now)
             claims = {
-                "iss": self._pair.owner, "aud": self._audience, "iat": self._made_at, "exp": self._made_at + LIFE_S,
-            }  # fmt: skip
+                "iss": self._pair.owner,
+                "aud": self._audience,
+                "iat": self._made_at,
+                "exp": self._made_at + LIFE_S,
+            }
             self._token = jwt.encode(claims, self._pair.private, ALGORITHM, headers={"kid": self._pair.id})
         return f"Bearer {self._token}"
 
@@ -151,13 +155,20 @@ def decode(
         if key is None:
             raise Unauthenticated("this token is signed with a key that this installation does not know")
         claims = jwt.decode(
-            token, key.key, algorithms=[ALGORITHM], audience=audience, issuer=key.owner,
+            token,
+            key.key,
+            algorithms=[ALGORITHM],
+            audience=audience,
+            issuer=key.owner,
             options={
-                "require": ["iss", "aud", *required], "strict_aud": True, "verify_exp": False, "verify_iat": False,
+                "require": ["iss", "aud", *required],
+                "strict_aud": True,
+                "verify_exp": False,
+                "verify_iat": False,
             },
-        )  # fmt: skip
+        )
     except jwt.InvalidAudienceError:
         raise Unauthenticated(f"this token is not for {audience}") from None
-    except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+    except (jwt.PyJWTError, *MALFORMED) as error:
         raise Unauthenticated(f"this token is not valid: {type(error).__name__}") from None
     return claims, key.owner, key.until

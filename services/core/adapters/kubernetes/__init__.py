@@ -9,6 +9,7 @@ manifests   service accounts, rights and admission policies that the operator gi
 tenants     the namespace of a tenant
 reasons     why pods do not start or have ended, with advice
 observed    a pod and its helper's report -> LearnerProcess
+observation_cache  the last observation of each job, until something of it changes
 nodes       nodes and foreign pods -> capacity
 fences      the highest (attempt, term) of each job, and stops, in the status store
 reflector   one list+watch loop for many objects

@@ -109,16 +109,17 @@ class Api:
         """A merge patch. With ``metadata.uid`` and ``metadata.resourceVersion`` it applies to that state only."""
         return await self._request("PATCH", path, body=change, content_type=MERGE_PATCH)
 
-    async def delete(self, path: str, *, grace_s: int | None = None, uid: str = "") -> None:
+    async def delete(self, path: str, *, grace_s: int | None = None, uid: str = "", version: str = "") -> None:
         """Requests the deletion. No error if the object, or the one with this ``uid``, does not exist.
 
-        Raises StaleRevision if the server refuses it although the object is there.
+        ``version``: a resource version; the deletion takes effect only while the object has it, a late one too. Raises
+        StaleRevision if it has another, or if the server refuses the deletion although the object is there.
         """
         options: Document = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        if uid:
-            options["preconditions"] = {"uid": uid}
+        if preconditions := {name: value for name, value in (("uid", uid), ("resourceVersion", version)) if value}:
+            options["preconditions"] = preconditions
         backoff = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MOST_PAUSE_S)
         with suppress(NotFound):
             for last in (*[False] * (_TRIES - 1), True):
@@ -128,7 +129,7 @@ class Api:
                     present = (await self.get(path))["metadata"]
                     if (uid and present["uid"] != uid) or present.get("deletionTimestamp"):
                         return
-                    if last:
+                    if last or (version and present["resourceVersion"] != version):
                         raise
                     await backoff.wait()
                 else:
@@ -210,7 +211,7 @@ class Api:
 
     async def _answer(
         self, method: str, path: str, query: Mapping[str, str], body: Document | None, headers: Mapping[str, str]
-    ) -> tuple[RESTResponse, bytes]:  # fmt: skip
+    ) -> tuple[RESTResponse, bytes]:
         """An answer and its body; the second one if the first refuses the credentials."""
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S, sock_connect=_CONNECT_S)
         async with self._slots:
@@ -253,9 +254,11 @@ class Api:
                 load_incluster_config(client_configuration=configuration)
             else:
                 await load_kube_config(
-                    str(self._kubeconfig), self._context or None, client_configuration=configuration,
+                    str(self._kubeconfig),
+                    self._context or None,
+                    client_configuration=configuration,
                     persist_config=False,
-                )  # fmt: skip
+                )
         except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
             where = self._kubeconfig or "this pod's service account"
             raise Unavailable(f"the access to Kubernetes cannot be read from {where}: {error}") from error

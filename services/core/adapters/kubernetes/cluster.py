@@ -12,13 +12,14 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import gangs, names, nodes, observed, tenants
 from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
 from services.core.adapters.kubernetes.fences import Fences
+from services.core.adapters.kubernetes.observation_cache import ObservationCache, Reading
 from services.core.adapters.kubernetes.observed import Context, StopMark
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.places import PODS, Places
 from services.core.adapters.kubernetes.provision import STEPS, Provision
 from services.core.adapters.kubernetes.reflector import Reflector
 from services.core.adapters.kubernetes.removal import Removal, lost_nodes
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.errors import NotFound
 from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan
@@ -34,16 +35,19 @@ _SYNC_S: Final = 20.0
 _PREPARED_S: Final = 600.0
 """A tenant's namespace is checked again after so long."""
 _CREATING: Final = ("ContainerCreating", "PodInitializing")
-_MALFORMED: Final = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 class KubernetesCluster:
     """Create it inside the event loop that uses it. Connects with the first call."""
 
     def __init__(
-        self, api: Api, options: KubernetesOptions, status: StatusStore, *,
+        self,
+        api: Api,
+        options: KubernetesOptions,
+        status: StatusStore,
+        *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``status``: for fences, stops, and the helpers' reports. The caller closes it."""
         self._api, self._options, self._status, self._now_ms = api, options, status, now_ms
         self._places = Places(api, options)
@@ -53,6 +57,9 @@ class KubernetesCluster:
         self._removal = Removal(api, options, status, fences=fences, places=self._places, now_ms=now_ms)
         self._capacity: tuple[Reflector, Reflector] | None = None
         """Of nodes, and of what pods take of them."""
+        self._watched: Reflector | None = None
+        """The job of each pod, while ``watch`` runs."""
+        self._cache = ObservationCache(self._is_current, lambda: asyncio.get_running_loop().time())
         self._tasks: set[asyncio.Task[None]] = set()
         self._prepared: dict[str, float] = {}
 
@@ -84,20 +91,30 @@ class KubernetesCluster:
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
         self._places.learn(plan.job, names.namespace_of(plan.tenant, self._options.namespace_prefix))
-        await self._provision.do(step, plan)
+        with self._cache.writing(plan.job):
+            await self._provision.do(step, plan)
 
-    async def observe(self, job_id: str) -> Observation:
+    async def observe(self, job_id: str, *, cached: bool = False) -> Observation:
+        if cached and (kept := self._cache.get(job_id, observed.relevant(await self._reports(job_id)))) is not None:
+            return kept
+        with self._cache.reading(job_id) as reading:
+            return await self._read(job_id, reading)
+
+    async def _read(self, job_id: str, reading: Reading) -> Observation:
         namespace = await self._places.find(job_id)
         if namespace is None:
             return Observation(learners=[], attempts=[])
         selector = names.of_job(job_id, self._options.installation)
-        (pods, _), reports = await gather([
-            self._api.list(collection("Pod", namespace), selector=selector),
-            self._reports(job_id),
-        ])  # fmt: skip
+        (pods, _), reports = await gather(
+            [
+                self._api.list(collection("Pod", namespace), selector=selector),
+                self._reports(job_id),
+            ]
+        )
         # After the pods: an owner says that a stop deletes a pod before the pod is gone.
         owners, _ = await self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST)
         marks = {names.attempt_of(owner): StopMark.of(owner) for owner in owners}
+        removed = {(names.attempt_of(owner), name) for owner in owners for name in observed.removals(owner)}
         lost = await lost_nodes(self._api, {str(pod["spec"]["nodeName"]) for pod in pods if _may_be_lost(pod)})
         warnings = await self._warnings(namespace) if any(_is_being_created(pod) for pod in pods) else {}
         now = self._now_ms()
@@ -108,6 +125,7 @@ class KubernetesCluster:
                     now=now,
                     report=reports.get((names.attempt_of(pod), names.label(pod, names.LEARNER))),
                     mark=marks.get(names.attempt_of(pod)),
+                    removed=(names.attempt_of(pod), names.label(pod, names.LEARNER)) in removed,
                     node_lost=pod["spec"].get("nodeName") in lost,
                     events=warnings.get(pod["metadata"]["uid"], ()),
                 ),
@@ -118,27 +136,42 @@ class KubernetesCluster:
             learners += _removed(owner, {(entry.attempt, entry.name) for entry in learners}, reports)
             learners += await self._without_pod(owner, {(entry.attempt, entry.name) for entry in learners}, selector)
         attempts = {names.attempt_of(document) for document in (*pods, *owners)}
-        return Observation(learners=learners, attempts=sorted(attempts))
+        if not attempts:
+            self._places.forget_owners(job_id)
+        observation = Observation(learners=learners, attempts=sorted(attempts))
+        # A node or a warning, which end no entry, change only what is observed of the pods that are excluded here.
+        if 0 < len(pods) == len(learners) and not any(_may_be_lost(pod) or _is_being_created(pod) for pod in pods):
+            self._cache.keep(job_id, reading, observation, observed.relevant(reports))
+        return observation
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
-        await self._removal.stop(
-            job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms
-        )
+        with self._cache.writing(job_id):
+            await self._removal.stop(
+                job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms
+            )
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
-        await self._removal.teardown(job_id, attempt=attempt, term=term)
+        with self._cache.writing(job_id):
+            await self._removal.teardown(job_id, attempt=attempt, term=term)
 
-    async def jobs(self) -> Sequence[str]:
-        return sorted(await self._places.jobs())
+    async def jobs(self, *, cached: bool = False) -> Sequence[str]:
+        watched = self._watched
+        if not cached or watched is None or not watched.current:
+            return sorted(await self._places.jobs())
+        with_pods = {*watched.objects.values()}
+        return sorted(with_pods | await self._places.without_pods(with_pods, asyncio.get_running_loop().time()))
 
     async def watch(self) -> AsyncGenerator[str]:
         changed: asyncio.Queue[str] = asyncio.Queue()
         ours = {"labelSelector": names.of_jobs(self._options.installation)}
 
         def on_pod(pod: Document) -> None:
-            changed.put_nowait(self._places.learn_from(pod))
+            job = self._places.learn_from(pod)
+            self._cache.invalidate(job)
+            changed.put_nowait(job)
 
         def on_list() -> None:
+            self._cache.invalidate_all()
             for place, job in pods.objects.items():
                 self._places.learn(job, place[0])
             self._places.complete = True
@@ -155,11 +188,12 @@ class KubernetesCluster:
             self._api, _EVENTS, query={"fieldSelector": _WARNINGS}, keep=lambda _: None, on_change=on_event
         )
         tasks = [asyncio.create_task(reflector.run()) for reflector in (pods, warnings)]
+        self._watched = pods
         try:
             while True:
                 yield await changed.get()
         finally:
-            self._places.complete = False
+            self._places.complete, self._watched = False, None
             await _cancel(tasks)
 
     async def ping(self) -> None:
@@ -170,11 +204,14 @@ class KubernetesCluster:
         await self._removal.close()
         await self._api.close()
 
+    def _is_current(self) -> bool:
+        return self._watched is not None and self._watched.current
+
     async def _reports(self, job_id: str) -> Mapping[tuple[int, str], LearnerStatus]:
         """The helpers' reports by attempt and learner. Malformed ones are left out; the Guardian quarantines them."""
         reports: dict[tuple[int, str], LearnerStatus] = {}
         for entry in await self._status.list(learners_prefix(job_id)):
-            with suppress(*_MALFORMED):
+            with suppress(*MALFORMED):
                 report = load(LearnerStatus, json.loads(entry.value))
                 reports[report.attempt, report.name] = report
         return reports
@@ -205,7 +242,7 @@ class KubernetesCluster:
         try:
             plan = json.loads((await self._api.get(path))["data"][PLAN_FILE])
             gang = [f"{role['role']}-{index}" for role in plan["roles"] for index in range(int(role["count"]))]
-        except (NotFound, *_MALFORMED):
+        except (NotFound, *MALFORMED):
             return []
         missing = [name for name in gang if (attempt, name) not in present]
         if activated:

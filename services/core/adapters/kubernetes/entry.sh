@@ -109,6 +109,11 @@ read_stop() {
     esac
 }
 
+# Whether the kubelet has sent SIGTERM to the container.
+pod_is_ending() {
+    [ -e "$run/ending" ]
+}
+
 # --- recording ------------------------------------------------------------------------------------------------------
 
 # record CODE SIGNAL CAUSE OOM: writes exit.json into the space reserved for it, and the termination message.
@@ -176,8 +181,7 @@ stop_within() {
 }
 
 watch() {
-    trap 'is_ending=1' TERM  # the kubelet ends the pod
-    trap 'is_over=1' USR1    # the command has ended
+    trap 'is_over=1' USR1 # the command has ended
     is_ending='' is_over='' last_mark='' deadline=$NEVER copied_out=0 copied_err=0 turn=0
     kill -0 "$pid" 2> /dev/null || is_over=1 # it has ended before the trap was set
     while [ -z "$is_over" ]; do
@@ -185,8 +189,8 @@ watch() {
             last_mark=$mark
             stop_within "$grace_ms" "$cause"
         fi
-        if [ -n "$is_ending" ]; then
-            is_ending=''
+        if [ -z "$is_ending" ] && pod_is_ending; then
+            is_ending=1
             stop_within $((grace_s * 1000)) ''
         fi
         if [ "$deadline" != "$NEVER" ]; then
@@ -211,12 +215,15 @@ if [ -e "$run/start.json" ] || [ -e "$run/exit.json" ]; then
     echo "weft: this learner was started before" >&2
     exit 75
 fi
-is_ending=''
 printf '%1024s' '' > "$run/exit.reserved"
-trap 'is_ending=1' TERM
-while ! read_stop && [ ! -e "$control/go" ] && [ -z "$is_ending" ]; do
+: > "$run/ending.reserved"
+# A file, as no moment may be missed: a signal that is sent on would end a watcher whose trap is not set yet.
+trap 'mv -f "$run/ending.reserved" "$run/ending" 2> /dev/null' TERM
+while ! read_stop && [ ! -e "$control/go" ] && ! pod_is_ending; do
     sleep 0.1
 done
+is_ending=''
+if pod_is_ending; then is_ending=1; fi
 if read_stop || [ -n "$is_ending" ]; then
     [ -z "$is_ending" ] || cause='' grace_ms=1
     signal=15
@@ -254,7 +261,6 @@ group=$pid
 trap '' USR1 # Before its trap is set, the signal would kill the watcher, and the output would not be copied.
 watch &
 watcher=$!
-trap 'kill -s TERM "$watcher" 2> /dev/null' TERM
 wait "$pid"
 code=$?
 while [ "$code" -eq 143 ] && kill -0 "$pid" 2> /dev/null; do # the trap has interrupted it

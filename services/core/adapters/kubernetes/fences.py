@@ -17,6 +17,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import StaleFence, Unavailable
 from services.core.domain.status_keys import attempt_key, fence_key
 from services.core.ports.status_store import Entry, StatusStore
@@ -103,7 +104,7 @@ def _check(fence: _Fence, attempt: int, term: int, *, creates: bool) -> None:
 def _parsed(value: str) -> dict[str, Any]:
     try:
         document = json.loads(value)
-    except (ValueError, RecursionError):
+    except MALFORMED:
         return {}
     return document if isinstance(document, dict) else {}
 

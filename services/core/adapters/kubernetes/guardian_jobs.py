@@ -1,7 +1,7 @@
 """A Kubernetes Job for each Guardian, as in FfDL's paper (docs/adr/0025-a-kubernetes-job-per-guardian.md).
 
 The operator gives the pod as a template: that of the guardian's Deployment. What the platform depends on is rendered
-here and wins over the template: the job's id, restarts, labels, and a pod that Pod Security ``restricted`` admits. The
+here and wins over the template: the job's id, restarts, and a pod that Pod Security ``restricted`` admits. The
 kubelet starts a crashed Guardian again in its pod; the Job's controller replaces the pod of a lost node.
 """
 
@@ -29,20 +29,28 @@ _CRASHES: Final = 20
 def render(template: Mapping[str, Any], job_id: str, *, namespace: str, installation: str) -> Document:
     """The Job that guards a job of the platform. ``template``: a pod template, ``{metadata, spec}``."""
     pod = copy.deepcopy({name: template[name] for name in ("metadata", "spec") if name in template})
-    labels = job_labels(installation) | {names.JOB: names.checked(job_id)}
+    guarded = {names.GUARDED: names.checked(job_id)}
+    labels = job_labels(installation) | guarded
     metadata = pod.setdefault("metadata", {})
-    metadata["labels"] = {**metadata.get("labels", {}), **labels}
+    # The template's own labels stay: network policies select Guardians by them.
+    metadata["labels"] = {**labels, **metadata.get("labels", {}), **guarded}
+    metadata["labels"].pop(names.JOB, None)  # learners are selected by it
     spec: Document = pod["spec"]
     spec["restartPolicy"] = "OnFailure"
     spec["tolerations"] = [*spec.get("tolerations", []), *lost_node_tolerations()]
     spec["securityContext"] = {
-        **spec.get("securityContext", {}), "runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
+        **spec.get("securityContext", {}),
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         container["securityContext"] = {
-            **container.get("securityContext", {}), "allowPrivilegeEscalation": False, "privileged": False,
-            "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            **container.get("securityContext", {}),
+            "allowPrivilegeEscalation": False,
+            "privileged": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
     first = spec["containers"][0]
     others = [variable for variable in first.get("env", ()) if variable.get("name") != GUARDED_JOB]
     first["env"] = [*others, {"name": GUARDED_JOB, "value": job_id}]
@@ -62,8 +70,10 @@ def job_name(job_id: str, installation: str) -> str:
 def job_labels(installation: str) -> dict[str, str]:
     """Of all Guardians' Jobs of an installation."""
     return {
-        names.MANAGED_BY: names.WEFT, names.INSTANCE: installation, "app.kubernetes.io/component": _COMPONENT,
-    }  # fmt: skip
+        names.MANAGED_BY: names.WEFT,
+        names.INSTANCE: installation,
+        "app.kubernetes.io/component": _COMPONENT,
+    }
 
 
 def read_template(file: Path) -> Document:
@@ -89,9 +99,9 @@ class KubernetesGuardianJobs:
         selector = ",".join(f"{name}={value}" for name, value in job_labels(self._installation).items())
         jobs, _ = await self._api.list(collection("Job", self._namespace), selector=selector)
         return {
-            job["metadata"]["labels"][names.JOB]: not _has_ended(job)
+            job["metadata"]["labels"][names.GUARDED]: not _has_ended(job)
             for job in jobs
-            if names.JOB in job["metadata"]["labels"]
+            if names.GUARDED in job["metadata"]["labels"]
         }
 
     async def launch(self, job_id: str) -> None:

@@ -57,6 +57,7 @@ def values(options: KubernetesOptions, accounts: Accounts) -> dict[str, str]:
         "prefix": options.namespace_prefix,
         "helper": _repository(options.helper_image),
         "images": json.dumps(_images(options)),
+        "pull_secrets": json.dumps(sorted(set(options.pull_secrets))),
         "runtime_class": options.runtime_class,
         "schedulers": json.dumps(sorted({options.scheduler or "default-scheduler", *options.schedulers.values()})),
         "kueue": "true" if options.gang is GangMethod.KUEUE else "false",

@@ -1,7 +1,7 @@
 """Nodes and the pods of others -> the capacity for learners: pure.
 
-Pods of others reduce the capacity of their node. This installation's own do not, because the dispatcher computes what
-is free from unreleased admissions.
+Pods of others, and of Guardians, reduce the capacity of their node. This installation's learners do not, because the
+dispatcher computes what is free from unreleased admissions.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def parse_quantity(text: object) -> float:
 
 
 def usage(pod: Document, options: KubernetesOptions) -> Usage | None:
-    """What a pod takes of its node's capacity; None for this installation's own, and for pods that take nothing."""
+    """What a pod takes of its node's capacity; None for learners of this installation, and if it takes nothing."""
     node = pod["spec"].get("nodeName")
     phase = (pod.get("status") or {}).get("phase")
     own = (names.label(pod, names.MANAGED_BY), names.label(pod, names.INSTANCE)) == (names.WEFT, options.installation)
-    if not node or own or phase in {"Succeeded", "Failed"}:
+    if not node or (own and names.label(pod, names.JOB)) or phase in {"Succeeded", "Failed"}:
         return None
     cpus, memory, gpus = (_requested(pod["spec"], resource) for resource in ("cpu", "memory", options.gpu_resource))
     return Usage(node, cpus, memory, gpus)

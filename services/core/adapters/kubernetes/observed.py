@@ -2,8 +2,10 @@
 
 Once the learner's container has ended, the kubelet's record counts: exit code and OOMKilled, then the record of the
 entry process in the termination message. The user's code may have written that message, so it counts only where it
-agrees with the exit code, and a stop cause in it only where the platform has stopped the attempt. While the entry
-process waits for the helper to store, the helper's report is the only record there is.
+agrees with the exit code, and a stop cause in it only where the platform has stopped the attempt. A stop that deletes
+the pod reaches the entry process as the kubelet's SIGTERM, of which it does not know the cause: the owner's record of
+deleted pods says it. While the entry process waits for the helper to store, the helper's report is the only record
+there is, and the status store may lose it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from signal import SIGKILL
 from typing import Any, Final, Self
 
 from services.core.adapters.kubernetes import names, reasons
-from services.core.domain.codec import load
+from services.core.domain.codec import MALFORMED, load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.startup import Span, Step
@@ -25,9 +27,12 @@ from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER, SCHEDULING_GATE
 
 Document = Mapping[str, Any]
-_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _CAUSES: Final = ("halt", "kill", "peer", "deadline")
 _MOST_SIGNAL: Final = 64
+_NOT_OBSERVED: Final = ("ContainerStatusUnknown", "Unknown")
+"""Reasons of a container whose end was not observed: its machine, or the runtime, has started again. The exit codes
+that the kubelet (137) and containerd (255) give it are not its command's.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ class StopMark:
         text = names.annotation(document, names.STOP)
         try:
             return load(cls, json.loads(text)) if text else None
-        except _MALFORMED:
+        except MALFORMED:
             return None
 
     def overrides(self, earlier: StopMark | None) -> bool:
@@ -67,6 +72,8 @@ class Context:
     """Its helper's, of the same attempt."""
     mark: StopMark | None = None
     """The stop of its attempt."""
+    removed: bool = False
+    """That stop deletes the pod, by the owner's record (``removals``)."""
     node_lost: bool = False
     """The cluster does not reach its node any more."""
     events: Sequence[Document] = ()
@@ -78,7 +85,7 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
     report = context.report if context.report is not None and context.report.run == names.run_of(pod) else None
     context = replace(context, report=report)
     terminated = container_state(pod, LEARNER_CONTAINER, "terminated")
-    message = _message(terminated)
+    message = _with_cause(pod, context, _message(terminated))
     problem = _end_by_cluster(pod, context)
     end = _end(pod, context, terminated, message)
     started = _started(report, terminated, message)
@@ -99,7 +106,8 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         stored=(report is not None and report.phase is Phase.STORED) or last.get("phase") == Phase.STORED.value,
         reason=problem.reason.value if problem else str(last.get("reason", "")),
         message=problem.message if problem else str(last.get("message", "")),
-        reachable=not context.node_lost,
+        can_store=not context.node_lost and not _has_ended(pod),
+        readable=report is not None or terminated is not None or not has_begun(pod),
         node=str(pod["spec"].get("nodeName") or ""),
         cpus=size[0],
         memory=int(size[1]),
@@ -109,6 +117,14 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         blocked_for_good=blocked.final if blocked else False,
         startup=_startup(pod),
     )
+
+
+def relevant(reports: Mapping[tuple[int, str], LearnerStatus]) -> object:
+    """Returns what an observation depends on of the reports: equal values give equal observations."""
+    return {
+        learner: (report.run, report.phase is Phase.STORED, report.times.get(Phase.PROCESSING.value), report.exit)
+        for learner, report in reports.items()
+    }
 
 
 def never_created(name: str, attempt: int, mark: StopMark | None) -> LearnerProcess:
@@ -130,7 +146,7 @@ def removals(owner: Document) -> dict[str, int]:
     try:
         removed = json.loads(names.annotation(owner, names.REMOVED) or "{}")
         return {str(name): int(time) for name, time in removed.items()}
-    except _MALFORMED:
+    except MALFORMED:
         return {}
 
 
@@ -139,7 +155,7 @@ def later_runs(owner: Document) -> dict[str, int]:
     try:
         runs = json.loads(names.annotation(owner, names.RUNS) or "{}")
         return {str(name): int(run) for name, run in runs.items()}
-    except _MALFORMED:
+    except MALFORMED:
         return {}
 
 
@@ -186,6 +202,11 @@ def has_begun(pod: Document) -> bool:
         for name in (HELPER_CONTAINER, LEARNER_CONTAINER)
         for state in begun
     )
+
+
+def _has_ended(pod: Document) -> bool:
+    """True if none of its containers runs or will run again, the helper's included."""
+    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def _startup(pod: Document) -> Mapping[str, Span]:
@@ -248,6 +269,8 @@ def _end(pod: Document, context: Context, terminated: Document | None, message: 
             return Exit(time=time, code=int(terminated.get("exitCode", 128)))
         if by_cluster is not None and (terminated.get("exitCode") != 0 or message is None):
             return _ended_by(by_cluster, time)
+        if terminated.get("reason") in _NOT_OBSERVED:
+            return Exit(time=time, lost=True)
         return _recorded(terminated, message, time, context.mark)
     if by_cluster is not None:
         return _ended_by(by_cluster, context.now)
@@ -282,10 +305,20 @@ def _message(terminated: Document | None) -> Exit | None:
     try:
         document = json.loads(str((terminated or {}).get("message") or ""))
         end = load(Exit, {name: value for name, value in document.items() if name not in {"schema", "run", "extra"}})
-    except _MALFORMED:
+    except MALFORMED:
         return None
     agrees = terminated is not None and end.shell_code == terminated.get("exitCode") and not end.lost
     return end if agrees and 0 <= end.time <= MAX_TIME_MS else None
+
+
+def _with_cause(pod: Document, context: Context, message: Exit | None) -> Exit | None:
+    """The entry process's record; without a cause it has that of the stop which had deleted the pod before the end."""
+    metadata = pod["metadata"]
+    until = _time_ms(metadata.get("deletionTimestamp"))
+    if message is None or message.stop_cause or context.mark is None or not context.removed or until is None:
+        return message
+    deleted = until - 1000 * int(metadata.get("deletionGracePeriodSeconds") or 0)
+    return replace(message, stop_cause=context.mark.cause) if deleted <= message.time else message
 
 
 def _started(report: LearnerStatus | None, terminated: Document | None, message: Exit | None) -> int | None:
@@ -302,7 +335,7 @@ def _last_report(pod: Document) -> Document:
     terminated = container_state(pod, HELPER_CONTAINER, "terminated") or {}
     try:
         document = json.loads(str(terminated.get("message") or ""))
-    except _MALFORMED:
+    except MALFORMED:
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -324,7 +357,7 @@ def _size(pod: Document) -> tuple[float, float, float]:
     try:
         size = json.loads(names.annotation(pod, names.SIZE))
         return float(size["cpus"]), float(size["memory"]), float(size["gpus"])
-    except _MALFORMED:
+    except MALFORMED:
         return 0.0, 0.0, 0.0
 
 

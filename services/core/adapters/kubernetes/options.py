@@ -41,6 +41,8 @@ class KubernetesOptions:
     """Learners' images begin with one of these; empty: any image."""
     pull_secret: str = ""
     """Credentials of registries, as the JSON text of a Docker config file; empty: the nodes' own."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets with such credentials that the operator keeps in each tenant's namespace."""
     lcm_account: str = ""
     """``namespace/name`` of the lcm's service account; empty: its rights are not Weft's to give."""
     guardian_account: str = ""

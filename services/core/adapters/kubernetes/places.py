@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from services.core.adapters.kubernetes import names
@@ -11,6 +11,8 @@ from services.core.adapters.kubernetes.options import KubernetesOptions
 
 PODS: Final = "/api/v1/pods"
 NAMESPACES: Final = "/api/v1/namespaces"
+_TURN_S: Final = 2.0
+_PAGE: Final = 500
 
 
 class Places:
@@ -21,6 +23,11 @@ class Places:
         self._namespaces: dict[str, str] = {}
         self.complete = False
         """True while a watch keeps the places of all pods current: then an unknown job has none."""
+        self._without_pods: dict[str, set[str]] = {}
+        """By namespace: jobs that had an owner and no pod when this namespace was listed."""
+        self._unlisted: list[str] = []
+        """Namespaces that are listed next."""
+        self._next_listing_s = 0.0
 
     def learn(self, job: str, namespace: str) -> None:
         self._namespaces[job] = namespace
@@ -33,7 +40,13 @@ class Places:
         return job
 
     def forget(self, job: str) -> None:
+        self.forget_owners(job)
         self._namespaces.pop(job, None)
+
+    def forget_owners(self, job: str) -> None:
+        """The job has no objects now. All that it had were in one namespace."""
+        if (namespace := self._namespaces.get(job)) in self._without_pods:
+            self._without_pods[namespace].discard(job)
 
     async def find(self, job: str, *, thorough: bool = False) -> str | None:
         """The namespace; None if the job has nothing. ``thorough``: looks also for an owner without pods."""
@@ -49,13 +62,38 @@ class Places:
         listed = await self._everywhere(names.of_jobs(self._options.installation))
         return {job for document in listed if (job := self.learn_from(document))}
 
+    async def without_pods(self, with_pods: Collection[str], now_s: float) -> set[str]:
+        """Returns ids of jobs that have an owner and no pod. Lists one namespace in ``_TURN_S``, of any number.
+
+        ``with_pods``: all jobs that have one. ``now_s``: of a monotonic clock.
+        """
+        if now_s >= self._next_listing_s:
+            count = await self._list_next(with_pods)
+            self._next_listing_s = now_s + _TURN_S * (1 + count // _PAGE)
+        return {job for jobs in self._without_pods.values() for job in jobs}
+
+    async def _list_next(self, with_pods: Collection[str]) -> int:
+        """Lists the owners in the next namespace; after the last one, the namespaces. Returns the number of objects."""
+        if not self._unlisted:
+            namespaces, _ = await self._api.list(
+                NAMESPACES, selector=names.ours(self._options.installation), accept=METADATA_LIST
+            )
+            self._unlisted = [str(entry["metadata"]["name"]) for entry in namespaces]
+            self._without_pods = {name: self._without_pods.get(name, set()) for name in self._unlisted}
+            return len(namespaces)
+        namespace = self._unlisted.pop()
+        selector = names.of_jobs(self._options.installation)
+        owners, _ = await self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST)
+        self._without_pods[namespace] = {self.learn_from(owner) for owner in owners} - {*with_pods}
+        return len(owners)
+
     async def _everywhere(self, selector: str) -> Iterable[Document]:
         """The metadata of all pods and owners of this installation that have these labels."""
         namespaces, _ = await self._api.list(
             NAMESPACES, selector=names.ours(self._options.installation), accept=METADATA_LIST
         )
         owners = [collection("ConfigMap", entry["metadata"]["name"]) for entry in namespaces]
-        listed = await gather([
-            self._api.list(path, selector=selector, accept=METADATA_LIST) for path in (PODS, *owners)
-        ])  # fmt: skip
+        listed = await gather(
+            [self._api.list(path, selector=selector, accept=METADATA_LIST) for path in (PODS, *owners)]
+        )
         return [item for items, _ in listed for item in items]

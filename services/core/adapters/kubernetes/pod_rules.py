@@ -14,6 +14,7 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.nodes import parse_quantity
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import AdmissionDenied
 from services.core.runtime import pod_layout as layout
 
@@ -72,16 +73,18 @@ def _metadata(
     metadata: Mapping[str, Any], labels: Mapping[str, str], owner: str, learner: str, options: KubernetesOptions
 ) -> Iterator[str]:
     one_label = {
-        names.MANAGED_BY: _is(names.WEFT), names.INSTANCE: _is(options.installation),
+        names.MANAGED_BY: _is(names.WEFT),
+        names.INSTANCE: _is(options.installation),
         "app.kubernetes.io/name": _is("learner"),
         **dict.fromkeys((names.JOB, names.ATTEMPT, names.LEARNER, names.ROLE, names.RANK, names.TENANT), bool),
-    }  # fmt: skip
+    }
     kueue = options.gang is GangMethod.KUEUE
     one_label |= {names.KUEUE_QUEUE: _is(options.kueue_queue), names.KUEUE_GROUP: _is(owner)} if kueue else {}
     notes = {names.TERM, names.SIZE, names.RUN} | ({names.KUEUE_COUNT} if kueue else set())
     space = str(metadata.get("namespace", ""))
     yield from _fields(
-        metadata, "metadata.",
+        metadata,
+        "metadata.",
         {
             "name": _is(f"{owner}-{learner}"),
             "namespace": lambda value: str(value).startswith(options.namespace_prefix),
@@ -89,7 +92,7 @@ def _metadata(
             "annotations": lambda value: set(value or {}) <= notes,
             "ownerReferences": lambda value: _is_owned(value, owner),
         },
-    )  # fmt: skip
+    )
     yield from (f"metadata.{name}" for name in ("labels", "name", "ownerReferences") if name not in metadata)
     yield from _fields(labels, "metadata.labels.", one_label, needed=True)
     tenant = str(labels.get(names.TENANT, ""))
@@ -104,13 +107,16 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
         "affinity": lambda value: set(value or {}) <= {"nodeAffinity"},
         "tolerations": lambda value: all(_is_tolerated(toleration, options) for toleration in value),
     }
-    optional |= {"imagePullSecrets": _is([{"name": names.PULL_SECRET}])} if options.pull_secret else {}
+    secrets = pull_secrets(options)
+    optional |= {"imagePullSecrets": _is([{"name": name} for name in secrets])} if secrets else {}
     optional |= {"runtimeClassName": _is(options.runtime_class)} if options.runtime_class else {}
     schedulers = {*options.schedulers.values(), options.scheduler} - {""}
     optional |= {"schedulerName": lambda value: value in schedulers} if schedulers else {}
     yield from _fields(
-        spec, "spec.",
-        optional | {
+        spec,
+        "spec.",
+        optional
+        | {
             "schedulingGates": _is([{"name": layout.SCHEDULING_GATE}]),
             "restartPolicy": _is("Never"),
             "automountServiceAccountToken": _is(False),
@@ -123,46 +129,63 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
             "containers": lambda value: [entry.get("name") for entry in value] == [layout.LEARNER_CONTAINER],
             "volumes": lambda value: isinstance(value, Sequence),
         },
-    )  # fmt: skip
+    )
     wanted = {"runtimeClassName"} if options.runtime_class else set()
     wanted |= {"schedulerName"} if options.scheduler else set()
-    needed = {"schedulingGates", "restartPolicy", "automountServiceAccountToken", "enableServiceLinks", "hostname",
-              "subdomain", "securityContext", "initContainers", "containers", *wanted}  # fmt: skip
+    needed = {
+        "schedulingGates",
+        "restartPolicy",
+        "automountServiceAccountToken",
+        "enableServiceLinks",
+        "hostname",
+        "subdomain",
+        "securityContext",
+        "initContainers",
+        "containers",
+        *wanted,
+    }
     yield from (f"spec.{name}" for name in sorted(needed - set(spec)))
 
 
 def _containers(spec: Mapping[str, Any], options: KubernetesOptions) -> Iterator[str]:
     for container in spec.get("initContainers") or ():
         yield from _container(
-            container, f"spec.initContainers[{container.get('name')}].", _HELPER_MOUNTS,
+            container,
+            f"spec.initContainers[{container.get('name')}].",
+            _HELPER_MOUNTS,
             {
-                "image": _is(options.helper_image), "restartPolicy": _is("Always"),
+                "image": _is(options.helper_image),
+                "restartPolicy": _is("Always"),
                 "resources": lambda value: _is_bounded(value, {"cpu", "memory"}),
             },
-        )  # fmt: skip
+        )
     for container in spec.get("containers") or ():
         yield from _container(
-            container, f"spec.containers[{container.get('name')}].", _LEARNER_MOUNTS,
+            container,
+            f"spec.containers[{container.get('name')}].",
+            _LEARNER_MOUNTS,
             {
                 "image": lambda value: is_allowed_image(str(value), options),
                 "command": _is(["/bin/sh", f"{layout.ENTRY}/{layout.ENTRY_FILE}"]),
                 "resources": lambda value: _is_bounded(value, {"cpu", "memory", options.gpu_resource}),
             },
-        )  # fmt: skip
+        )
 
 
 def _container(container: Mapping[str, Any], path: str, mounts: _Mounts, own: Mapping[str, Rule]) -> Iterator[str]:
     """``mounts``: what it may mount. ``own``: rules of this kind of container, which has all of these fields."""
     yield from _fields(
-        container, path,
-        dict(own) | {
+        container,
+        path,
+        dict(own)
+        | {
             "name": bool,
             "imagePullPolicy": _is("IfNotPresent"),
             "env": lambda value: all(set(variable) <= {"name", "value"} for variable in value),
             "securityContext": _is_confined,
             "volumeMounts": lambda value: all(_is_mounted(mount, mounts) for mount in value),
         },
-    )  # fmt: skip
+    )
     yield from (f"{path}{name}" for name in sorted({*own, "securityContext"} - set(container)))
 
 
@@ -203,28 +226,44 @@ def is_allowed_image(image: str, options: KubernetesOptions) -> bool:
     return bool(image) and (not options.images or image.startswith(prefixes))
 
 
+def pull_secrets(options: KubernetesOptions) -> list[str]:
+    """Names of the Secrets that kubelets pull learners' images with, of the tenant's namespace."""
+    return [*([names.PULL_SECRET] if options.pull_secret else []), *options.pull_secrets]
+
+
 def _is_owned(references: Any, owner: str) -> bool:
     return (
-        isinstance(references, Sequence) and len(references) == 1 and set(references[0]) == {
-            "apiVersion", "kind", "name", "uid",
+        isinstance(references, Sequence)
+        and len(references) == 1
+        and set(references[0])
+        == {
+            "apiVersion",
+            "kind",
+            "name",
+            "uid",
         }
         and (references[0]["apiVersion"], references[0]["kind"], references[0]["name"]) == ("v1", "ConfigMap", owner)
-    )  # fmt: skip
+    )
 
 
 def _is_tolerated(toleration: Mapping[str, Any], options: KubernetesOptions) -> bool:
     return toleration.get("key") in {
-        "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", options.gpu_resource,
-    }  # fmt: skip
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        options.gpu_resource,
+    }
 
 
 def _is_of_a_tenant(security: Mapping[str, Any], options: KubernetesOptions) -> bool:
     user = security.get("runAsUser")
     in_range = isinstance(user, int) and 0 <= user - options.uid_first < options.uid_count
     return in_range and security == {
-        "runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user,
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "runAsGroup": user,
+        "fsGroup": user,
         "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
+    }
 
 
 def _is_confined(security: Mapping[str, Any]) -> bool:
@@ -242,9 +281,11 @@ def _is_mounted(mount: Mapping[str, Any], allowed: _Mounts) -> bool:
 
 def _is_bounded(resources: Mapping[str, Any], known: set[str]) -> bool:
     limits = resources.get("limits") or {}
-    return set(resources) == {"limits", "requests"} and limits == resources["requests"] and (
-        {"cpu", "memory"} <= set(limits) <= known
-    )  # fmt: skip
+    return (
+        set(resources) == {"limits", "requests"}
+        and limits == resources["requests"]
+        and ({"cpu", "memory"} <= set(limits) <= known)
+    )
 
 
 def _fields(
@@ -255,7 +296,7 @@ def _fields(
         rule = rules.get(name)
         try:
             kept = rule is not None and rule(value)
-        except (TypeError, ValueError, KeyError, AttributeError):
+        except MALFORMED:
             kept = False
         if not kept:
             yield f"{path}{name}"

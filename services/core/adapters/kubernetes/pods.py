@@ -17,9 +17,9 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.objects import with_owner
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
-from services.core.adapters.kubernetes.pod_rules import is_allowed_image
+from services.core.adapters.kubernetes.pod_rules import is_allowed_image, pull_secrets
 from services.core.domain.errors import InvalidRequest
-from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill, learners_with_ports
+from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill
 from services.core.runtime import pod_layout as layout
 from services.core.runtime.learner_folder import JOB_FOLDERS
 
@@ -57,8 +57,8 @@ def pod(
         "volumes": _volumes(plan, learner, options),
         "tolerations": _tolerations(options, learner),
     }
-    if options.pull_secret:
-        spec["imagePullSecrets"] = [{"name": names.PULL_SECRET}]
+    if secrets := pull_secrets(options):
+        spec["imagePullSecrets"] = [{"name": name} for name in secrets]
     if options.runtime_class:
         spec["runtimeClassName"] = options.runtime_class
     if scheduler := options.schedulers.get(plan.placement, options.scheduler):
@@ -237,7 +237,7 @@ def environment(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOpti
     folders = {folder: f"{layout.JOB}/{name}" for folder, name in JOB_FOLDERS.items()}
     values = ClusterValues(
         address_of=lambda name: names.host_of(plan, name),
-        ports=dict.fromkeys(learners_with_ports(plan), options.port),
+        port_of=lambda _: options.port,
         interface=options.interface,
         folders={**folders, Folder.JOB_STATE: layout.JOB, Folder.SDK: layout.SDK},
         gpu_count=math.ceil(learner.gpus),

@@ -16,6 +16,7 @@ from services.core.adapters.kubernetes import names, objects, pods, reasons, ten
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
 from services.core.adapters.kubernetes.observed import container_state
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import AdmissionDenied, NotFound, Unavailable, WeftError
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER, PROBE_VARIABLE
@@ -42,7 +43,7 @@ _FIXES: Final[Mapping[str, str]] = {
 }
 _PULL: Final = (
     "push the image to a registry that the nodes reach (weft up --registry HOST/PATH); a private one needs "
-    "WEFT_KUBERNETES_PULL_SECRET_FILE"
+    "WEFT_KUBERNETES_PULL_SECRET_FILE or WEFT_KUBERNETES_PULL_SECRETS"
 )
 
 
@@ -65,7 +66,7 @@ async def probe(
     """Starts the pod in the tenant's namespace, waits for its report, and removes it.
 
     ``urls``: signed ones of an object that does not exist, in the object store. ``report``: called with each step.
-    """  # fmt: skip
+    """
     space = names.namespace_of(tenant, options.namespace_prefix)
     try:
         report(f"checking the cluster with a pod in {space}")
@@ -85,13 +86,30 @@ async def probe(
 
 def _plan(tenant: str) -> AttemptPlan:
     learner = LearnerPlan(
-        name="probe-0", role="probe", rank=0, command="true", cpus=_CPUS, memory=_MEMORY, gpus=0, node="",
+        name="probe-0",
+        role="probe",
+        rank=0,
+        command="true",
+        cpus=_CPUS,
+        memory=_MEMORY,
+        gpus=0,
+        node="",
         token="probe",  # noqa: S106 - refused by every service
-    )  # fmt: skip
+    )
     return AttemptPlan(
-        job=names.PROBE, tenant=tenant, attempt=1, term=1, learners=(learner,), distribution="none", framework="",
-        code_digest="", inputs=(), grace=0, store_timeout=0, checkpoint_keep=1,
-    )  # fmt: skip
+        job=names.PROBE,
+        tenant=tenant,
+        attempt=1,
+        term=1,
+        learners=(learner,),
+        distribution="none",
+        framework="",
+        code_digest="",
+        inputs=(),
+        grace=0,
+        store_timeout=0,
+        checkpoint_keep=1,
+    )
 
 
 async def _create(api: Api, options: KubernetesOptions, tenant: str, urls: Sequence[str]) -> None:
@@ -160,7 +178,7 @@ def _step(pod: Document, options: KubernetesOptions) -> str:
 def _blocked(problem: reasons.Problem) -> Check:
     if problem.reason is reasons.PodReason.IMAGE_PULL_FAILED:
         return Check(name="image", problem=problem.text, fix=_PULL)
-    return Check(name="pod", problem=f"{problem.reason}: {problem.text}", fix=reasons.ADVICE[problem.reason])
+    return Check(name="pod", problem=f"{problem.reason}: {problem.text}", fix=problem.advice)
 
 
 def _has_image(pod: Document) -> bool:
@@ -183,7 +201,7 @@ def _reported(pod: Document) -> list[Check] | None:
 def _parsed(message: str) -> list[Check] | None:
     try:
         tried = json.loads(message)["checks"]
-    except (ValueError, TypeError, KeyError):
+    except MALFORMED:
         return None
     return [
         Check(name=_NAMES[name], problem=problem, fix=_FIXES[name] if problem else "")

@@ -95,11 +95,13 @@ class Provision:
         """Deletes pods of lower runs than the plan's. Unavailable while one is there, e.g. on a node that is lost."""
         runs = {learner.name: learner.run for learner in plan.learners}
         earlier = {name: pod for name, pod in present.items() if names.run_of(pod) < runs.get(name, 1)}
-        await gather([
-            self._api.delete(path_of(pod), grace_s=_EARLIER_GRACE_S, uid=pod["metadata"]["uid"])
-            for pod in earlier.values()
-            if not pod["metadata"].get("deletionTimestamp")
-        ])  # fmt: skip
+        await gather(
+            [
+                self._api.delete(path_of(pod), grace_s=_EARLIER_GRACE_S, uid=pod["metadata"]["uid"])
+                for pod in earlier.values()
+                if not pod["metadata"].get("deletionTimestamp")
+            ]
+        )
         if earlier:
             raise Unavailable(f"the pods of the earlier runs of {', '.join(sorted(earlier)[:5])} are being removed")
 
@@ -121,14 +123,16 @@ class Provision:
         gated = {name: pod for name, pod in present.items() if is_gated(pod) and StopMark.of(pod) is None}
         if not activated:
             await self._api.patch(path_of(owner), pods.annotated(owner, **{names.ACTIVATED: "true"}))
-        await gather([
-            self._api.patch(
-                path_of(gated[learner.name]),
-                pods.activation(gated[learner.name], learner, self._options, gang=gang),
-            )
-            for learner in plan.learners
-            if learner.name in gated
-        ])  # fmt: skip
+        await gather(
+            [
+                self._api.patch(
+                    path_of(gated[learner.name]),
+                    pods.activation(gated[learner.name], learner, self._options, gang=gang),
+                )
+                for learner in plan.learners
+                if learner.name in gated
+            ]
+        )
         if gang is GangMethod.NATIVE:
             await self._create(objects.pod_group(plan, self._options, owner["metadata"]["uid"]))
             await self._owner(plan)  # a late call: the attempt was removed meanwhile, and the cluster removes this too

@@ -50,6 +50,16 @@ ADVICE: Final[Mapping[PodReason, str]] = {
 }
 
 
+_PRIVATE_ADVICE: Final = (
+    "check the image's name; if its registry is private, the operator gives the platform credentials "
+    "(WEFT_KUBERNETES_PULL_SECRET_FILE or WEFT_KUBERNETES_PULL_SECRETS)"
+)
+_REFUSED: Final = re.compile(
+    r"denied|unauthorized|authorization failed|insufficient_scope|forbidden|no basic auth", re.IGNORECASE
+)
+"""In a registry's answer that credentials may change. Many answer so, too, if there is no such image."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """What keeps a pod from starting, or has ended it."""
@@ -61,10 +71,17 @@ class Problem:
     """Waiting cannot help."""
 
     @property
+    def advice(self) -> str:
+        """For people: what to do."""
+        if self.reason is PodReason.IMAGE_PULL_FAILED and _REFUSED.search(self.text):
+            return _PRIVATE_ADVICE
+        return ADVICE[self.reason]
+
+    @property
     def message(self) -> str:
         """For people: what happened and what to do."""
         text = " ".join(self.text.split())[:_MOST_TEXT].rstrip(".")
-        return f"{text}; {ADVICE[self.reason]}" if text else ADVICE[self.reason]
+        return f"{text}; {self.advice}" if text else self.advice
 
 
 _WAITING: Final[Mapping[str, PodReason]] = {

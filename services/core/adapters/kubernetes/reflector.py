@@ -56,6 +56,11 @@ class Reflector:
     def objects(self) -> Mapping[Key, Any]:
         return self._objects
 
+    @property
+    def current(self) -> bool:
+        """True while a watch follows the copy: then changes are late by a moment, or by ``_SILENCE_S`` at most."""
+        return self._synced.is_set()
+
     async def synced(self, timeout_s: float) -> None:
         """Returns when the copy is complete. Raises Unavailable if it is not after ``timeout_s``."""
         try:
@@ -76,7 +81,7 @@ class Reflector:
                     if asyncio.get_running_loop().time() - started_s < _SHORT_S:  # a server or proxy ends each at once
                         await asyncio.sleep(random.uniform(_FIRST_S / 2, _FIRST_S))
             except Expired:
-                continue  # lists again at once
+                self._synced.clear()  # lists again at once
             except WeftError as error:
                 self._synced.clear()
                 pause_s = backoff.next()
@@ -107,9 +112,11 @@ class Reflector:
         except Expired:
             raise
         except Unavailable as error:
+            self._synced.clear()
             log.debug("kubernetes.watch_cut", path=self._path, why=str(error))
             await asyncio.sleep(random.uniform(0, _FIRST_S))
             await self._api.get(self._path, {**self._query, "limit": "1"})  # raises if the server is away
+            self._synced.set()  # the next watch continues from this version
         return version
 
     def _apply(self, event: Document) -> None:

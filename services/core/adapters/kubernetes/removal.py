@@ -45,9 +45,15 @@ log = structlog.get_logger()
 
 class Removal:
     def __init__(
-        self, api: Api, options: KubernetesOptions, status: StatusStore, *,
-        fences: Fences, places: Places, now_ms: Callable[[], int],
-    ) -> None:  # fmt: skip
+        self,
+        api: Api,
+        options: KubernetesOptions,
+        status: StatusStore,
+        *,
+        fences: Fences,
+        places: Places,
+        now_ms: Callable[[], int],
+    ) -> None:
         self._api, self._options, self._fences, self._places = api, options, fences, places
         self._status, self._now_ms = status, now_ms
         self._enforcing: dict[str, asyncio.Task[None]] = {}
@@ -58,9 +64,7 @@ class Removal:
         namespace = await self._places.find(job, thorough=True)
         if namespace is None:
             return
-        wanted = StopMark(
-            attempt=attempt, generation=generation, cause=cause, grace_ms=grace_ms, time=self._now_ms()
-        )  # fmt: skip
+        wanted = StopMark(attempt=attempt, generation=generation, cause=cause, grace_ms=grace_ms, time=self._now_ms())
         mark = await self._mark_owner(namespace, job, wanted)
         present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) == attempt]
         not_begun = [pod for pod in present if not has_begun(pod)]
@@ -78,14 +82,19 @@ class Removal:
         owners = [owner for owner in await self._owners(namespace, job) if names.attempt_of(owner) <= attempt]
         attempts = {names.attempt_of(owner) for owner in owners}
         attempts |= await self._remove_pods(namespace, job, attempt)
-        await gather([
-            self._delete_quietly(collection(kind, namespace, names.attempt_name(job, number)))
-            for number in attempts
-            for kind in _LEFT
-        ])  # fmt: skip
-        await gather([
-            self._await_gone(collection("PodGroup", namespace, names.attempt_name(job, number))) for number in attempts
-        ])  # fmt: skip
+        await gather(
+            [
+                self._delete_quietly(collection(kind, namespace, names.attempt_name(job, number)))
+                for number in attempts
+                for kind in _LEFT
+            ]
+        )
+        await gather(
+            [
+                self._await_gone(collection("PodGroup", namespace, names.attempt_name(job, number)))
+                for number in attempts
+            ]
+        )
         for number in attempts:
             await self._api.delete(collection("ConfigMap", namespace, names.attempt_name(job, number)))
         self._places.forget(job)
@@ -146,14 +155,19 @@ class Removal:
         raise Unavailable(f"the owner object of job {job} keeps changing; try again")
 
     async def _mark_pod(self, pod: Document, mark: StopMark) -> None:
-        """Marks a pod that has not started, so that it is never activated, and removes it if it was activated."""
+        """Marks a pod that has not started, so that it is never activated, and removes it if it was activated.
+
+        Never one that has begun meanwhile: its learner gets the stop from its helper, with its whole grace and the
+        time to store what it has.
+        """
         path = collection("Pod", pod["metadata"]["namespace"], pod["metadata"]["name"])
         for _ in range(_TRIES):
             try:
                 if mark.overrides(StopMark.of(pod)):
                     pod = await self._api.patch(path, pods.annotated(pod, **{names.STOP: json.dumps(dump(mark))}))
                 if not is_gated(pod):
-                    await self._api.delete(path, grace_s=_GRACE_S, uid=pod["metadata"]["uid"])
+                    uid, version = pod["metadata"]["uid"], pod["metadata"]["resourceVersion"]
+                    await self._api.delete(path, grace_s=_GRACE_S, uid=uid, version=version)
             except NotFound:
                 return
             except StaleRevision:

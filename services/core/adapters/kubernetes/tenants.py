@@ -53,16 +53,22 @@ def contents(tenant: str, options: KubernetesOptions) -> list[Document]:
         _document("ServiceAccount", "default", tenant, options) | {"automountServiceAccountToken": False},
         _document("ResourceQuota", "weft", tenant, options, spec={"hard": {**_OBJECTS, **options.quota}}),
         _document(
-            "LimitRange", "weft", tenant, options,
+            "LimitRange",
+            "weft",
+            tenant,
+            options,
             spec={"limits": [{"type": "Container", "default": default, "defaultRequest": default}]},
         ),
         _document(
-            "NetworkPolicy", "weft-default-deny", tenant, options,
+            "NetworkPolicy",
+            "weft-default-deny",
+            tenant,
+            options,
             spec={"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
         ),
         *_rights(tenant, options),
         *_pull_secret(tenant, options),
-    ]  # fmt: skip
+    ]
 
 
 def _rights(tenant: str, options: KubernetesOptions) -> list[Document]:
@@ -71,14 +77,22 @@ def _rights(tenant: str, options: KubernetesOptions) -> list[Document]:
     group = "rbac.authorization.k8s.io"
     return [
         _document(
-            "RoleBinding", f"weft-{role}", tenant, options,
+            "RoleBinding",
+            f"weft-{role}",
+            tenant,
+            options,
             roleRef={"apiGroup": group, "kind": "ClusterRole", "name": f"{options.installation}-{role}"},
-            subjects=[{
-                "kind": "ServiceAccount", "namespace": account.partition("/")[0], "name": account.partition("/")[2],
-            }],
+            subjects=[
+                {
+                    "kind": "ServiceAccount",
+                    "namespace": account.partition("/")[0],
+                    "name": account.partition("/")[2],
+                }
+            ],
         )
-        for role, account in accounts.items() if account
-    ]  # fmt: skip
+        for role, account in accounts.items()
+        if account
+    ]
 
 
 def _pull_secret(tenant: str, options: KubernetesOptions) -> list[Document]:

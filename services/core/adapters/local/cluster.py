@@ -35,11 +35,17 @@ class LocalCluster:
             reply = await self._stub.Capacity(node_pb2.CapacityRequest(), timeout=_READ_S)
         return [
             Node(
-                name=node.name, cpus=node.cpus, memory=node.memory, gpus=node.gpus, gpu_type=node.gpu_type,
-                ready=node.ready, pressure=node.pressure, labels={ISOLATION_LABEL: reply.isolation},
+                name=node.name,
+                cpus=node.cpus,
+                memory=node.memory,
+                gpus=node.gpus,
+                gpu_type=node.gpu_type,
+                ready=node.ready,
+                pressure=node.pressure,
+                labels={ISOLATION_LABEL: reply.isolation},
             )
             for node in reply.nodes
-        ]  # fmt: skip
+        ]
 
     async def prepare(self, tenant: str) -> None:
         """Nothing: a machine needs no preparation."""
@@ -52,7 +58,7 @@ class LocalCluster:
         with translating():
             await self._stub.Do(request, timeout=_CHANGE_S)
 
-    async def observe(self, job_id: str) -> Observation:
+    async def observe(self, job_id: str, *, cached: bool = False) -> Observation:  # noqa: ARG002 - costs little
         with translating():
             reply = await self._stub.Observe(node_pb2.ObserveRequest(job_id=job_id), timeout=_READ_S)
         learners = [load(LearnerProcess, json.loads(learner)) for learner in reply.learners]
@@ -70,7 +76,7 @@ class LocalCluster:
         with translating():
             await self._stub.Teardown(request, timeout=_REMOVE_S)
 
-    async def jobs(self) -> Sequence[str]:
+    async def jobs(self, *, cached: bool = False) -> Sequence[str]:  # noqa: ARG002 - costs little
         with translating():
             return list((await self._stub.Jobs(node_pb2.JobsRequest(), timeout=_READ_S)).job_ids)
 

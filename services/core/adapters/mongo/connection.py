@@ -126,10 +126,17 @@ def connect(uri: str) -> Database:
         # The driver drops an unknown option with a warning only: tls=ture would mean no TLS.
         with warnings.catch_warnings(action="error"):
             client: AsyncMongoClient[Document] = AsyncMongoClient(
-                uri, w="majority", journal=True, readConcernLevel="majority", readPreference="primary",
-                retryWrites=True, retryReads=True, serverSelectionTimeoutMS=round(TIMEOUT_S * 1000), appname=_NAME,
+                uri,
+                w="majority",
+                journal=True,
+                readConcernLevel="majority",
+                readPreference="primary",
+                retryWrites=True,
+                retryReads=True,
+                serverSelectionTimeoutMS=round(TIMEOUT_S * 1000),
+                appname=_NAME,
                 event_listeners=[_Discovery()],
-            )  # fmt: skip
+            )
     except (ConfigurationError, UserWarning, ValueError) as error:
         raise InvalidRequest(f"WEFT_JOB_STORE cannot be used: {error}") from error
     return client.get_default_database(_NAME).with_options(codec_options=_CODECS)

@@ -24,7 +24,7 @@ from pymongo.errors import BulkWriteError
 
 from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
-from services.core.domain.codec import dump, load
+from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import read_job
 from services.core.domain.errors import (
     Duplicate,
@@ -35,8 +35,8 @@ from services.core.domain.errors import (
     Unavailable,
     WeftError,
 )
-from services.core.domain.job import SCHEMA, Event, Job, check_replace
-from services.core.domain.status import RESTING, Status
+from services.core.domain.job import PLATFORM, SCHEMA, Event, Job, check_replace
+from services.core.domain.status import RESTING, Desired, Status
 from services.core.ports.job_store import (
     Changes,
     DispatcherDoc,
@@ -62,6 +62,7 @@ _INDEXES: Final = (
     IndexModel([("job.tenant", 1), ("job.deleted", 1), ("job.spec.tags", 1), ("_id", 1)], name="tags"),
     IndexModel([("live", 1), ("holds", 1), ("_id", 1)], name="live"),
     IndexModel([("tail", 1), ("_id", 1)], name="tail"),
+    IndexModel([("job.desired_by", 1), ("job.state.status", 1), ("_id", 1)], name="stopped"),
     IndexModel([("job.tenant", 1), ("job.code_digest", 1), ("job.erased", 1)], name="code"),
     IndexModel([("job.erased", 1), ("job.deleted", 1), ("_id", 1)], name="to_erase"),
     IndexModel([("changed", 1), ("_id", 1), ("rev", 1)], name="changed"),
@@ -72,12 +73,18 @@ _AT_REST: Final[Mapping[str, Any]] = {
     "job.state.status": {"$in": sorted(status.value for status in RESTING)},
     "$nor": [_HOLDING],
 }
+_STOPPED: Final[Mapping[str, Any]] = {
+    "job.desired_by": PLATFORM,
+    "job.state.status": Status.HALTED.value,
+    "job.desired": Desired.HALT.value,
+}
 _OR_MISSING: Final = {"$in": [True, None]}
 _OVERLAP_MS: Final = 2_000
 """A write may become visible so long after one with a later ``changed``, through clocks and slow writes."""
 _CHANGE: Final = {"_id": 1, "rev": 1, "changed": 1}
+_CHANGE_ORDER: Final = [("changed", ASCENDING), ("_id", ASCENDING)]
 _CHANGES: Final = 5_000
-"""Changes read at once: the latest ones."""
+"""Changes read at once; ``changes`` reads page after page until there is no more."""
 _DISPATCHER: Final = {"_id": "dispatcher"}
 _DUPLICATE_KEY: Final = 11000
 
@@ -196,10 +203,17 @@ class MongoJobStore:
             if after is None:
                 latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
                 return Changes(revisions={}, position=max([0, *map(_time, await latest.to_list())]))
-            cursor = self._jobs.collection.find({"changed": {"$gt": after - _OVERLAP_MS}}, _CHANGE)
-            documents = await cursor.sort("changed", DESCENDING).limit(_CHANGES).to_list()
-        revisions = {str(document["_id"]): int(document["rev"]) for document in documents}
-        return Changes(revisions=revisions, position=max([after, *map(_time, documents)]))
+        revisions: dict[str, int] = {}
+        position, where = after, _after_change(after - _OVERLAP_MS)
+        while True:
+            with translated():
+                cursor = self._jobs.collection.find(where, _CHANGE).sort(_CHANGE_ORDER).limit(_CHANGES)
+                documents = await cursor.to_list()
+            revisions.update({str(document["_id"]): int(document["rev"]) for document in documents})
+            position = max([position, *map(_time, documents)])
+            if len(documents) < _CHANGES:
+                return Changes(revisions=revisions, position=position)
+            where = _after_change(documents[-1]["changed"], documents[-1]["_id"])
 
     async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
         jobs: list[Job] = []
@@ -257,7 +271,7 @@ class MongoJobStore:
             return DispatcherDoc()
         try:
             return load(DispatcherDoc, {name: stored[name] for name in ("term", "holder", "rev")})
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise Quarantined(f"the dispatcher's document cannot be read: {error!r}") from error
 
     async def replace_dispatcher(self, prior: DispatcherDoc, new: DispatcherDoc) -> DispatcherDoc:
@@ -288,9 +302,21 @@ def _envelope(job: Job) -> Document:
     if document is None or too_deep(document, _DEPTH_MAX):
         raise InvalidRequest(f"the document of a job has at most {_DEPTH_MAX} levels")
     return {
-        "_id": job.id, "rev": job.rev, "idem": job.idem, "live": job.live, "holds": job.holds,
-        "tail": bool(job.history_tail), "changed": time.time_ns() // 1_000_000, "job": document,
-    }  # fmt: skip
+        "_id": job.id,
+        "rev": job.rev,
+        "idem": job.idem,
+        "live": job.live,
+        "holds": job.holds,
+        "tail": bool(job.history_tail),
+        "changed": time.time_ns() // 1_000_000,
+        "job": document,
+    }
+
+
+def _after_change(changed: int, job_id: str | None = None) -> Document:
+    """Filters documents that were written after a time; with ``job_id`` also those of that time beyond this id."""
+    later: Document = {"changed": {"$gt": changed}}
+    return later if job_id is None else {"$or": [{"changed": changed, "_id": {"$gt": job_id}}, later]}
 
 
 def _time(document: Mapping[str, Any]) -> int:
@@ -302,7 +328,7 @@ def _time(document: Mapping[str, Any]) -> int:
 def _event(document: object) -> Event | None:
     try:
         return load(Event, document)
-    except (TypeError, ValueError):
+    except MALFORMED:
         return None
 
 
@@ -321,11 +347,13 @@ def _where(query: JobQuery) -> list[Mapping[str, Any]]:
     terms: list[Mapping[str, Any]] = [
         {field: value}
         for field, value in (
-            ("job.tenant", query.tenant), ("job.user", query.user), ("job.spec.name", query.name),
+            ("job.tenant", query.tenant),
+            ("job.user", query.user),
+            ("job.spec.name", query.name),
             ("job.spec.tags", query.tag),
         )
         if value is not None
-    ]  # fmt: skip
+    ]
     if query.holder is not None:
         terms.append({"job.guardian.holder": query.holder or {"$in": ["", None]}})
     if query.statuses:
@@ -336,6 +364,8 @@ def _where(query: JobQuery) -> list[Mapping[str, Any]]:
         terms += [{"live": _OR_MISSING, "holds": _OR_MISSING}, _HOLDING] if query.holding else [{"$nor": [_HOLDING]}]
     if query.untrimmed:
         terms += [{"tail": _OR_MISSING}, {"job.history_tail.seq": {"$gt": 0}}]
+    if query.stopped:
+        terms.append(_STOPPED)
     if not query.deleted:
         terms.append({"job.deleted": None})
     return terms

@@ -13,6 +13,7 @@ from pymongo import ASCENDING, IndexModel
 
 from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
+from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import Quarantined, WeftError
 from services.core.ports.record_store import Record, UnreadableRecord, check_record
 
@@ -60,7 +61,7 @@ class MongoRecordStore:
             return None
         try:
             return _record(document)
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise Quarantined(f"the {kind} record {record_id} cannot be read: {error}") from error
 
     async def replace(self, record: Record) -> Record:
@@ -125,8 +126,12 @@ def _pairs(index: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _document(record: Record) -> Document:
     return {
-        "kind": record.kind, "id": record.id, "rev": record.rev, "body": record.body, "index": _pairs(record.index),
-    }  # fmt: skip
+        "kind": record.kind,
+        "id": record.id,
+        "rev": record.rev,
+        "body": record.body,
+        "index": _pairs(record.index),
+    }
 
 
 def _record(document: Mapping[str, Any]) -> Record:
@@ -143,7 +148,7 @@ def _record(document: Mapping[str, Any]) -> Record:
 def _unreadable(document: Mapping[str, Any]) -> UnreadableRecord | None:
     try:
         _record(document)
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         return UnreadableRecord(str(document.get("kind")), str(document.get("id")), f"{type(error).__name__}: {error}")
     return None
 
@@ -154,6 +159,6 @@ def _readable(page: Sequence[Mapping[str, Any]]) -> list[Record]:
     for document in page:
         try:
             records.append(_record(document))
-        except (KeyError, TypeError, ValueError):
+        except MALFORMED:
             continue
     return records

@@ -31,12 +31,16 @@ class _Operations(operations_pb2_grpc.OperationsServicer):
         return operations_pb2.QuarantineReply(
             held=[
                 operations_pb2.Held(
-                    kind=entry.kind, place=entry.place, reason=entry.reason, since_ms=entry.since, job_id=entry.job,
+                    kind=entry.kind,
+                    place=entry.place,
+                    reason=entry.reason,
+                    since_ms=entry.since,
+                    job_id=entry.job,
                     advice=entry.advice,
                 )
                 for entry in [*self._quarantine.entries(), *others][:_MOST]
             ]
-        )  # fmt: skip
+        )
 
 
 def add_operations(server: grpc.aio.Server, quarantine: Quarantine, others: OthersQuarantine | None = None) -> None:

@@ -3,6 +3,10 @@
 A caller is a service (``authorization: Bearer TOKEN``) or a learner's helper (``authorization: Learner TOKEN``).
 Helpers may call ``weft.v1.Intake`` only; services what ``services.core.domain.service_access`` says. A handler gets the
 learner by ``caller()``. Refused calls are counted by error code, and logged.
+
+gRPC receives the message of a unary handler before it calls the handler. So every handler here is one for streams,
+which receives its message (``received``) once the credential in the call's headers is verified: a refused call, however
+large, takes no memory.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from prometheus_client import Counter
 
 from services.core.adapters.rpc.transport import Listening
 from services.core.adapters.rpc.wire import ERROR_KEY, MAX_MESSAGE, RETRY_KEY, TIME_KEY
-from services.core.domain.errors import Internal, PermissionDenied, Unauthenticated, WeftError, row
+from services.core.domain.errors import Internal, InvalidRequest, PermissionDenied, Unauthenticated, WeftError, row
 from services.core.domain.service_access import LEARNER_SERVICES, may_call
 from services.core.domain.tokens import LearnerIdentity
 from services.core.runtime.address import Address
@@ -58,7 +62,7 @@ class VerifiesLearners(Protocol):
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Authenticates each call before its handler runs, checks its right to call, and translates its errors."""
+    """Authenticates each call before its message is received, checks its right to call, and translates its errors."""
 
     def __init__(self, name: str, services: VerifiesServices | None, learners: VerifiesLearners | None = None) -> None:
         """``name``: the service that is called. ``services``, ``learners``: None where they may not call."""
@@ -108,10 +112,11 @@ class Guard(grpc.aio.ServerInterceptor):
             if handler.response_streaming:  # no RPC of Weft does; a new one must not go unauthenticated
                 raise NotImplementedError(f"{method} streams both ways, which this server does not authenticate")
             guarded = self._unary(service, method, handler.stream_unary)
-            return grpc.stream_unary_rpc_method_handler(guarded, *codecs)
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._stream(service, method, handler.unary_stream), *codecs)
-        return grpc.unary_unary_rpc_method_handler(self._unary(service, method, handler.unary_unary), *codecs)
+        elif handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(self._stream(service, method, handler.unary_stream), *codecs)
+        else:
+            guarded = self._unary(service, method, _with_message(handler.unary_unary))
+        return grpc.stream_unary_rpc_method_handler(guarded, *codecs)
 
     @asynccontextmanager
     async def _guarded(
@@ -132,19 +137,34 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(
         self, service: str, method: str, behaviour: Callable[..., Awaitable[Any]]
     ) -> Callable[..., Awaitable[Any]]:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def call(messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             async with self._guarded(service, method, context):
-                return await behaviour(request, context)
+                return await behaviour(messages, context)
 
         return call
 
     def _stream(self, service: str, method: str, behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def call(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             async with self._guarded(service, method, context):
-                async for reply in behaviour(request, context):
+                async for reply in behaviour(await received(context), context):
                     yield reply
 
         return call
+
+
+def _with_message(behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def call(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        return await behaviour(await received(context), context)
+
+    return call
+
+
+async def received(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """Receives the one message of a call. Raises InvalidRequest if the caller ends the call without."""
+    message = await context.read()
+    if message is grpc.aio.EOF:
+        raise InvalidRequest("the call has no message")
+    return message
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str) -> None:

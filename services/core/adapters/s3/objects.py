@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Generator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -58,33 +57,40 @@ class S3ObjectStore:
         proxy = proxy_of(bucket.endpoint)
         token: S3Config = {"session_token": credentials.session_token} if credentials.session_token else {}
         self._store = S3Store(
-            bucket.name, endpoint=bucket.endpoint, region=bucket.region, access_key_id=credentials.access_key,
-            secret_access_key=credentials.secret_key, config=token,
+            bucket.name,
+            endpoint=bucket.endpoint,
+            region=bucket.region,
+            access_key_id=credentials.access_key,
+            secret_access_key=credentials.secret_key,
+            config=token,
             client_options={
-                "allow_http": bucket.endpoint.startswith("http://"), "timeout": _WHOLE_S,
-                "connect_timeout": timedelta(seconds=CONNECT_S), "read_timeout": timedelta(seconds=silence_s),
+                "allow_http": bucket.endpoint.startswith("http://"),
+                "timeout": _WHOLE_S,
+                "connect_timeout": timedelta(seconds=CONNECT_S),
+                "read_timeout": timedelta(seconds=silence_s),
                 "proxy_url": proxy or NOWHERE,
                 "proxy_excludes": "" if proxy else urlsplit(bucket.endpoint).hostname or "",
             },
             retry_config={
-                "max_retries": 4, "retry_timeout": timedelta(seconds=_RETRY_S),
-                "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(milliseconds=500),
-                            "base": 2},
+                "max_retries": 4,
+                "retry_timeout": timedelta(seconds=_RETRY_S),
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=50),
+                    "max_backoff": timedelta(milliseconds=500),
+                    "base": 2,
+                },
             },
-        )  # fmt: skip
+        )
 
     async def put(
         self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False, size: int | None = None
-    ) -> ObjectMeta:
+    ) -> None:
         check_key(key)
         transfer = Transfer(self._sign, wire=Wire(answer_s=self._silence_s))
         try:
-            stored = await transfer.put(key, chunks, create_only=create_only, size=size)
-            head = await transfer.head(key)
+            await transfer.put(key, chunks, create_only=create_only, size=size)
         finally:
             transfer.close()
-        modified = time.time() if head is None else _unix(head.headers.get("last-modified", ""))
-        return ObjectMeta(key, stored.size, round(modified) * 1000, stored.etag)
 
     async def head(self, key: str) -> ObjectMeta | None:
         try:
@@ -163,10 +169,6 @@ class S3ObjectStore:
             modified=int(entry["last_modified"].timestamp()) * 1000,
             etag=(entry["e_tag"] or "").strip('"'),
         )
-
-
-def _unix(date: str) -> float:
-    return parsedate_to_datetime(date).timestamp() if date else time.time()
 
 
 @contextmanager

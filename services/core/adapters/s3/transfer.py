@@ -68,12 +68,6 @@ class Progress(Protocol):
     def forget(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    size: int
-    etag: str
-
-
 async def briefly(trouble: Unavailable, tries: int, since: float) -> None:
     """The retry policy of services: short, because a caller waits and will retry."""
     if isinstance(trouble, Refused) or time.monotonic() - since > _RETRY_FOR_S:
@@ -90,16 +84,22 @@ class Transfer:
         self._wire = wire or Wire()
 
     async def put(
-        self, key: str, chunks: AsyncIterable[bytes], *, create_only: bool = False, size: int | None = None,
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        *,
+        create_only: bool = False,
+        size: int | None = None,
         progress: Progress | None = None,
-    ) -> Stored:  # fmt: skip
+    ) -> None:
         """As ``ObjectStore.put``. Raises UploadGone if the upload in ``progress`` is gone; then call ``put`` again."""
         async with aclosing(_parts(chunks, size)) as parts:
             first, whole = await anext(parts)
             if whole:
-                return await self._put_one(key, first, create_only=create_only)
+                await self._put_one(key, first, create_only=create_only)
+                return
             upload = _PartsUpload(self, key, create_only=create_only, size=size, progress=progress)
-            return await upload.put(first, parts)
+            await upload.put(first, parts)
 
     async def head(self, key: str) -> Answer | None:
         try:
@@ -127,9 +127,13 @@ class Transfer:
                 return
 
     async def call(
-        self, request: ObjectRequest, body: bytes | None = None, headers: Mapping[str, str] | None = None,
-        *, within_s: float | None = None,
-    ) -> tuple[Answer, int]:  # fmt: skip
+        self,
+        request: ObjectRequest,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        within_s: float | None = None,
+    ) -> tuple[Answer, int]:
         """Returns the answer and the number of earlier tries with an unknown outcome."""
         tries, in_the_way, since = 0, 0, time.monotonic()
         while True:
@@ -154,16 +158,14 @@ class Transfer:
             else:
                 return answer, tries
 
-    async def _put_one(self, key: str, data: bytes, *, create_only: bool) -> Stored:
+    async def _put_one(self, key: str, data: bytes, *, create_only: bool) -> None:
         digest = hashlib.md5(data, usedforsecurity=False)
         headers = {"Content-MD5": base64.b64encode(digest.digest()).decode(), **_condition(create_only=create_only)}
         try:
-            answer, _ = await self.call(ObjectRequest("put", key), data, headers)
+            await self.call(ObjectRequest("put", key), data, headers)
         except PerhapsOurs:
-            if await self.has(key, digest.hexdigest()):
-                return Stored(len(data), digest.hexdigest())
-            raise
-        return Stored(len(data), answer.etag)
+            if not await self.has(key, digest.hexdigest()):
+                raise
 
     async def has(self, key: str, etag: str) -> bool:
         stored = await self.head(key)
@@ -203,7 +205,7 @@ class _PartsUpload:
         self._progress = progress
         self._digests = hashlib.md5(usedforsecurity=False)
 
-    async def put(self, first: bytes, rest: AsyncIterator[tuple[bytes, bool]]) -> Stored:
+    async def put(self, first: bytes, rest: AsyncIterator[tuple[bytes, bool]]) -> None:
         upload = await self._begun()
         total = len(first)
         async with contextlib.AsyncExitStack() as on_failure:
@@ -215,13 +217,12 @@ class _PartsUpload:
                 async for data, _ in rest:
                     number, total = number + 1, total + len(data)
                     await self._part(upload, number, data)
-                stored = await self._completed(upload, total)
+                await self._completed(upload, total)
             except UploadGone:
                 on_failure.pop_all()
                 self._forget()
                 raise
             on_failure.pop_all()
-        return stored
 
     async def _begun(self) -> Upload:
         if self._progress is not None:
@@ -245,7 +246,7 @@ class _PartsUpload:
         upload.etags.append(answer.etag)
         self._save(upload)
 
-    async def _completed(self, upload: Upload, total: int) -> Stored:
+    async def _completed(self, upload: Upload, total: int) -> None:
         parts = "".join(
             f'<Part><PartNumber>{number}</PartNumber><ETag>"{escape(etag)}"</ETag></Part>'
             for number, etag in enumerate(upload.etags, 1)
@@ -254,8 +255,7 @@ class _PartsUpload:
         etag = f"{self._digests.hexdigest()}-{len(upload.etags)}"
         request, condition = ObjectRequest("complete", self._key, upload.id), _condition(create_only=self._create_only)
         try:
-            answer, _ = await self._transfer.call(request, body, condition, within_s=_COMPLETE_S)
-            etag = answer.element("ETag").strip('"') or etag
+            await self._transfer.call(request, body, condition, within_s=_COMPLETE_S)
         except UploadGone:
             # Completed by an earlier try whose answer was lost, or swept.
             stored = await self._transfer.head(self._key)
@@ -267,7 +267,6 @@ class _PartsUpload:
             if not await self._transfer.has(self._key, etag):
                 raise
         self._forget()
-        return Stored(total, etag)
 
     def _save(self, upload: Upload) -> None:
         if self._progress is not None:

@@ -36,9 +36,14 @@ class Wire:
         self._used = False
 
     async def send(
-        self, method: str, url: str, body: bytes | None = None, headers: Mapping[str, str] | None = None,
-        *, within_s: float | None = None,
-    ) -> Answer:  # fmt: skip
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        within_s: float | None = None,
+    ) -> Answer:
         """The server's answer, with any status. Raises Unavailable after ``within_s`` seconds of silence."""
 
         def work() -> Answer:

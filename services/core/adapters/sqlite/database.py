@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import apsw
+import structlog
 
 from services.core.adapters.sqlite.place import MOUNTS, refuse_network
 from services.core.domain.errors import (
@@ -44,6 +45,7 @@ from services.core.runtime.undo import undo_on_failure
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 Operation = Callable[[apsw.Connection], T]
+log = structlog.get_logger()
 
 _BUSY_MS: Final = 5_000
 """Longer than any transaction of ours, shorter than the timeouts of callers."""
@@ -215,7 +217,10 @@ class Database:
 
 
 def translated(error: E, system_errno: int = 0) -> E | WeftError:
-    """The WeftError for an error of SQLite or the system; returns any other error unchanged."""
+    """The WeftError for an error of SQLite or the system; returns any other error unchanged.
+
+    Its message is shown to users, who learn no path of the platform. The log has the path.
+    """
     out: WeftError
     if isinstance(error, OSError):
         system_errno = error.errno or 0
@@ -232,7 +237,8 @@ def translated(error: E, system_errno: int = 0) -> E | WeftError:
     elif isinstance(error, apsw.Error):
         out = Internal(f"SQLite: {error}")
     elif isinstance(error, OSError):
-        out = Unavailable(f"{error.filename or 'the database'}: {error.strerror}")
+        log.warning("database.file_failed", path=str(error.filename or ""), why=error.strerror)
+        out = Unavailable(f"the database cannot be used now ({error.strerror}); try again", retry_after_s=1)
     else:
         return error
     out.__cause__ = error

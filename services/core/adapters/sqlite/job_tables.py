@@ -17,11 +17,15 @@ from itertools import product
 from typing import Final, TypeAlias
 
 from services.core.adapters.sqlite.database import AddedColumn
-from services.core.domain.status import RESTING
+from services.core.domain.job import PLATFORM
+from services.core.domain.status import RESTING, Desired, Status
 from services.core.ports.job_store import JobQuery
 
 _HOLDS: Final = "coalesce(doc->>'$.attempt.number', 0) > 0 AND doc->>'$.released' IS NULL"
 _UNLESS_ERASED: Final = "CASE WHEN doc->>'$.erased' IS NULL THEN doc->>'$.{}' END"
+_STOPPED: Final = (
+    f"status = '{Status.HALTED}' AND doc->>'$.desired' = '{Desired.HALT}' AND doc->>'$.desired_by' = '{PLATFORM}'"
+)
 _AT_REST: Final = ", ".join(f"'{status}'" for status in sorted(RESTING))
 _COMPUTED: Final = {
     "schema INTEGER": "coalesce(doc->>'$.schema', 1)",
@@ -53,6 +57,7 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
     AddedColumn("jobs", "code", f"TEXT {_where_json(_UNLESS_ERASED.format('code_digest'))} VIRTUAL"),
     AddedColumn("jobs", "to_erase", f"INTEGER {_where_json(_UNLESS_ERASED.format('deleted'))} VIRTUAL"),
     AddedColumn("jobs", "change", "INTEGER NOT NULL DEFAULT 0"),
+    AddedColumn("jobs", "stopped", f"INTEGER {_where_json(_STOPPED)} VIRTUAL"),
     "CREATE INDEX IF NOT EXISTS jobs_by_tenant ON jobs(tenant, deleted, status, id)",
     "CREATE INDEX IF NOT EXISTS jobs_by_status ON jobs(status, id)",
     "CREATE INDEX IF NOT EXISTS jobs_of_tenant ON jobs(tenant, deleted, id)",
@@ -64,6 +69,7 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
     "CREATE INDEX IF NOT EXISTS jobs_changed ON jobs(change, id, rev)",
     "CREATE INDEX IF NOT EXISTS jobs_with_code ON jobs(tenant, code)",
     "CREATE INDEX IF NOT EXISTS jobs_to_erase ON jobs(to_erase, id)",
+    "CREATE INDEX IF NOT EXISTS jobs_stopped ON jobs(stopped, id)",
     "DROP INDEX IF EXISTS jobs_holding",
     "DROP INDEX IF EXISTS jobs_untrimmed",
     """CREATE TABLE IF NOT EXISTS history(
@@ -120,6 +126,8 @@ def scans(query: JobQuery) -> list[Scan]:
         return _scans("jobs INDEXED BY jobs_live", fixed, filters, values)
     if query.untrimmed:
         return _scans("jobs INDEXED BY jobs_with_tail", [("tail = 1", ())], filters, values)
+    if query.stopped:
+        return _scans("jobs INDEXED BY jobs_stopped", [("stopped = 1", ())], filters, values)
     statuses: list[_Term] = [("status = ?", (status,)) for status in query.statuses]
     if query.tenant is None:
         if statuses:
@@ -162,8 +170,11 @@ def _filters(query: JobQuery) -> tuple[str, Values]:
     terms = ["status IS NOT NULL"]
     values: list[str | int] = []
     for column, value in (
-        ("tenant", query.tenant), ("user", query.user), ("holder", query.holder), ("name", query.name),
-    ):  # fmt: skip
+        ("tenant", query.tenant),
+        ("user", query.user),
+        ("holder", query.holder),
+        ("name", query.name),
+    ):
         if value is not None:
             terms.append(f"{column} = ?")
             values.append(value)
@@ -178,6 +189,8 @@ def _filters(query: JobQuery) -> tuple[str, Values]:
             terms.append(f"{column} = {int(flag)}")
     if query.untrimmed:
         terms.append("tail = 1")
+    if query.stopped:
+        terms.append("stopped = 1")
     if not query.deleted:
         terms.append("deleted = 0")
     return " AND ".join(terms), tuple(values)

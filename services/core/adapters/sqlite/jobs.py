@@ -16,7 +16,7 @@ import apsw
 from services.core.adapters.sqlite.database import Database
 from services.core.adapters.sqlite.job_tables import BY_ID, NAMES_CODE, TABLES, TO_ERASE, Scan, counts, scans
 from services.core.adapters.sqlite.place import MOUNTS
-from services.core.domain.codec import dump, load
+from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import read_job
 from services.core.domain.errors import InvalidRequest, NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
@@ -223,7 +223,7 @@ def _text(job: Job) -> str:
 def _job(job_id: str, text: str) -> Job:
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
     return read_job(job_id, document)
 
@@ -231,7 +231,7 @@ def _job(job_id: str, text: str) -> Job:
 def _readable(job_id: str, text: str, rev: object) -> Job | Unreadable:
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except MALFORMED as error:
         return Unreadable(id=job_id, why=f"the document of job {job_id} is not JSON: {error}")
     return job_or_unreadable(job_id, document, rev)
 
@@ -239,7 +239,7 @@ def _readable(job_id: str, text: str, rev: object) -> Job | Unreadable:
 def _event(text: str) -> Event | None:
     try:
         return load(Event, json.loads(text))
-    except (TypeError, ValueError, RecursionError):
+    except MALFORMED:
         return None
 
 

@@ -20,6 +20,8 @@ export interface LiveJob {
   curves: ReadonlyMap<string, Curve>;
   curvesError: unknown;
   curvesPending: boolean;
+  /** What of the job cannot be read now, in words. */
+  damages: string[];
 }
 
 interface Grown {
@@ -72,13 +74,20 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     return setStream(words.toString());
   }, [parts, id, series.dataUpdatedAt]);
 
+  const [damaged, setDamaged] = useState<ReadonlyMap<string, string>>(new Map());
+  const sound = (part: string): void =>
+    setDamaged((now) => (now.has(part) ? new Map([...now].filter(([other]) => other !== part)) : now));
+
   useLive(stream, {
+    onDamaged: (of, part, message) => of === id && setDamaged((now) => new Map(now).set(part, message)),
+    onStart: (of, part) => of === id && sound(part),
     onReady: (resumed) => {
       if (resumed) return;
       for (const part of ["job", "history", "explain", "progress"]) void queries.invalidateQueries({ queryKey: [part, id] });
     },
     onJob: (next) => {
       if (next.id !== id) return;
+      sound("job");
       const before = queries.getQueryData(jobQuery(id).queryKey);
       if (before && before.updated > next.updated) return;
       queries.setQueryData(jobQuery(id).queryKey, (now) => ({ ...(now ?? next), ...next, ...(now?.spec ? { spec: now.spec } : {}) }));
@@ -109,6 +118,7 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     curves,
     curvesError: series.error,
     curvesPending: series.isPending,
+    damages: [...new Set(damaged.values())],
   };
 }
 

@@ -7,7 +7,7 @@ import type { Job, JobEvent, JobExplanation, JobProgress } from "../api/types.ts
 import { hasEnded, isLive } from "../api/types.ts";
 import { toneOf, StatusBadge } from "../ui/status.tsx";
 import { Ago, Elapsed, useNow } from "../ui/time.tsx";
-import { spans } from "../logs/ansi.ts";
+import { plain } from "../logs/ansi.ts";
 import { splitLearner } from "./learners.tsx";
 import { attemptsOf, type Attempt } from "./phases.ts";
 import { Commands } from "./commands.tsx";
@@ -87,7 +87,7 @@ function LastWords({ job }: { job: Job }) {
   return (
     <div className="last-words">
       <pre tabIndex={0} aria-label={`Last lines of ${learner || "the job"}`}>
-        {lines.data.map((line) => spans(line.text).map((span) => span.text).join("")).join("\n")}
+        {lines.data.map((line) => plain(line.text)).join("\n")}
       </pre>
       <Link to="/jobs/$id" params={{ id: job.id }} search={{ tab: "logs", line: String(last?.seq ?? "") }}>
         Show them in the log

@@ -1,4 +1,12 @@
 // Colours of terminals (SGR sequences) as spans with classes; all other control sequences are dropped. Pure.
+//
+// A job chooses its lines. The browser draws a hundred of them at once, so each gets a bounded number of elements and
+// characters.
+
+/** Characters of a line that are drawn. */
+export const MOST_CHARACTERS = 2000;
+/** Changes of the colour in a line that are drawn. */
+export const MOST_SPANS = 100;
 
 export interface Span {
   text: string;
@@ -18,21 +26,42 @@ interface Style {
 
 const PLAIN: Style = { bold: false, dim: false, underline: false, colour: null };
 
-export function spans(line: string): Span[] {
-  const parts: Span[] = [];
+export interface Drawn {
+  spans: Span[];
+  /** Characters at the end of the line that are not drawn. */
+  hidden: number;
+}
+
+export function drawn(line: string): Drawn {
+  const spans: Span[] = [];
+  let room = MOST_CHARACTERS;
   let style = PLAIN;
   let at = 0;
+  /** Draws the text before `end`, as far as there is room. */
+  const draw = (end: number): boolean => {
+    const text = line.slice(at, Math.min(end, at + room));
+    const className = classes(style);
+    const last = spans.at(-1);
+    if (text && last?.className === className) last.text += text;
+    else if (text && spans.length === MOST_SPANS) return false;
+    else if (text) spans.push({ text, className });
+    room -= text.length;
+    at += text.length;
+    return at === end;
+  };
   for (const match of line.matchAll(SEQUENCE)) {
-    add(parts, line.slice(at, match.index), style);
+    if (!draw(match.index)) return { spans, hidden: line.length - at };
     at = match.index + match[0].length;
     if (match[1] !== undefined) style = styled(style, match[1]);
   }
-  add(parts, line.slice(at), style);
-  return parts;
+  draw(line.length);
+  return { spans, hidden: line.length - at };
 }
 
-function add(parts: Span[], text: string, style: Style): void {
-  if (text) parts.push({ text, className: classes(style) });
+/** The line without control sequences, as far as it is drawn. */
+export function plain(line: string): string {
+  const { spans, hidden } = drawn(line);
+  return spans.map((span) => span.text).join("") + (hidden > 0 ? " …" : "");
 }
 
 function classes(style: Style): string {

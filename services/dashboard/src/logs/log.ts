@@ -6,6 +6,10 @@ export const PAGE_LINES = 500;
 /** Browsers cannot scroll over more: their boxes have a largest height. */
 export const MAX_ROWS = 900_000;
 const KEPT_PAGES = 60;
+/** Those that the reader sees, however long their lines are. */
+const LEAST_PAGES = 3;
+/** Of all pages together: a page of the longest lines has eight million. */
+const KEPT_CHARACTERS = 40_000_000;
 
 export class WholeLog {
   readonly total: number;
@@ -20,11 +24,16 @@ export class WholeLog {
     return this.pages.get(pageOf(seq))?.find((line) => line.seq === seq);
   }
 
-  /** The page holds every line that it will ever have, or every line that there is. */
-  complete(page: number): boolean {
-    const lines = this.pages.get(page);
-    if (!lines) return false;
-    return (lines.at(-1)?.seq ?? 0) >= Math.min(this.total, (page + 1) * PAGE_LINES);
+  /** The number of the page's first line that is not here; null: it holds every line that it will ever have, or every
+   * line that there is. An answer with long lines has only some of a page.
+   */
+  missing(page: number): number | null {
+    let seq = page * PAGE_LINES + 1;
+    for (const line of this.pages.get(page) ?? []) {
+      if (line.seq !== seq) break;
+      seq += 1;
+    }
+    return seq > Math.min(this.total, (page + 1) * PAGE_LINES) ? null : seq;
   }
 
   with(lines: readonly JobLine[], total = 0): WholeLog {
@@ -43,12 +52,27 @@ export class WholeLog {
       pages.delete(page); // to the end: the map is in the order of use
       pages.set(page, [...merged.values()].sort((a, b) => a.seq - b.seq));
     }
-    for (const page of pages.keys()) {
-      if (pages.size <= KEPT_PAGES) break;
-      pages.delete(page);
+    let characters = 0;
+    for (const [kept, page] of [...pages.keys()].toReversed().entries()) {
+      characters += lengthOf(pages.get(page) ?? []);
+      if (kept >= KEPT_PAGES || (kept >= LEAST_PAGES && characters > KEPT_CHARACTERS)) pages.delete(page);
     }
     return new WholeLog(Math.max(this.total, total, lines.at(-1)?.seq ?? 0), pages);
   }
 }
 
 export const pageOf = (seq: number): number => Math.floor((seq - 1) / PAGE_LINES);
+
+const lengthOf = (lines: readonly JobLine[]): number => lines.reduce((sum, line) => sum + line.text.length, 0);
+
+/** The last lines, as many as a page of the browser keeps while new ones come. */
+export function newest(lines: readonly JobLine[], most: number): JobLine[] {
+  let characters = 0;
+  let first = lines.length;
+  while (first > Math.max(0, lines.length - most)) {
+    characters += lines[first - 1]?.text.length ?? 0;
+    if (characters > KEPT_CHARACTERS) break;
+    first -= 1;
+  }
+  return lines.slice(first);
+}

@@ -4,6 +4,7 @@ import type { Job, JobLine } from "../api/types.ts";
 import { count, plural } from "../format.ts";
 import { isTemporary } from "../api/problem.ts";
 import { Empty, ErrorNote } from "../ui/notes.tsx";
+import { newest } from "./log.ts";
 import { fetchLines, type LineQuery, type LogView } from "./query.ts";
 import { NoLines, Rows } from "./rows.tsx";
 
@@ -71,7 +72,7 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
       for (let more = true; more; ) {
         const page = await fetchLines(job.id, { ...filter, after: last, limit: 1000 }, signal);
         last = Math.max(last, page.next);
-        if (page.lines.length > 0) setFound((now) => ({ ...now, lines: merged(now.lines, page.lines, order).slice(-MOST) }));
+        if (page.lines.length > 0) setFound((now) => ({ ...now, lines: newest(merged(now.lines, page.lines, order), MOST) }));
         ({ more } = page);
       }
     };

@@ -6,13 +6,11 @@ import { Symbol } from "../ui/icons.tsx";
 import { useShortcuts } from "../ui/keys.ts";
 import { isTemporary } from "../api/problem.ts";
 import { ErrorNote } from "../ui/notes.tsx";
-import { sayError } from "../ui/toast.tsx";
 import { MAX_ROWS, PAGE_LINES, pageOf, WholeLog } from "./log.ts";
 import { Matches } from "./matches.tsx";
-import { fetchLines, type LineQuery, type LogView, queryOf } from "./query.ts";
+import { fetchLines, fileOf, type LogView, queryOf } from "./query.ts";
 import { NoLines, Rows } from "./rows.tsx";
 
-const DOWNLOAD_PAGE = 10_000;
 const RETRY_MS = 2000;
 
 /** `lines`: a callback that gets each line of the live stream. `onStart`: the stream may begin after this line. */
@@ -96,9 +94,9 @@ function LogTools({ job, view, onView, field }: { job: Job; view: LogView; onVie
         <option>stdout</option>
         <option>stderr</option>
       </select>
-      <button type="button" className="button quiet compact" onClick={() => void download(job, queryOf(view))}>
+      <a className="button quiet compact" href={fileOf(job.id, queryOf(view))} download>
         <Symbol name="download" /> Download
-      </button>
+      </a>
     </div>
   );
 }
@@ -149,10 +147,11 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
     (from: number, to: number) => {
       if (!log) return;
       for (let page = pageOf(from); page <= pageOf(to); page += 1) {
-        if (log.complete(page) || loading.current.has(page)) continue;
+        const first = log.missing(page);
+        if (first === null || loading.current.has(page)) continue;
         loading.current.add(page);
-        fetchLines(job.id, { after: page * PAGE_LINES, limit: PAGE_LINES })
-          .then((answer) => setLog((now) => now?.with(answer.lines) ?? null))
+        fetchLines(job.id, { after: first - 1, limit: (page + 1) * PAGE_LINES - first + 1 })
+          .then((answer) => answer.lines.length > 0 && setLog((now) => now?.with(answer.lines) ?? null))
           .catch(setError)
           .finally(() => loading.current.delete(page));
       }
@@ -190,26 +189,4 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
       />
     </>
   );
-}
-
-/** Saves all lines that match, read page by page. */
-async function download(job: Job, query: LineQuery): Promise<void> {
-  try {
-    const parts: string[] = [];
-    let after = 0;
-    for (let more = true; more; ) {
-      const page = await fetchLines(job.id, { ...query, after, limit: DOWNLOAD_PAGE });
-      parts.push(page.lines.map((line) => `${line.time} ${line.role}-${line.rank} ${line.stream} ${line.text}\n`).join(""));
-      more = page.more && page.next !== after;
-      after = page.next;
-    }
-    const url = URL.createObjectURL(new Blob(parts, { type: "text/plain" }));
-    const link = document.createElement("a");
-    link.href = url;
-    link.download = `${job.id}.log`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000);
-  } catch (error) {
-    sayError("The log was not downloaded", error);
-  }
 }

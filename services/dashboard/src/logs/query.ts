@@ -41,3 +41,9 @@ export interface LinePage {
 
 export const fetchLines = async (id: string, query: LineQuery & LinePage, signal?: AbortSignal) =>
   dataOf(await client.GET("/v1/jobs/{job_id}/logs", { params: { path: { job_id: id }, query }, ...(signal ? { signal } : {}) }));
+
+/** Address of the file with all lines that match. The browser saves it as it comes, so that a page never holds it. */
+export function fileOf(id: string, query: LineQuery): string {
+  const words = Object.entries({ ...query, download: true }).map(([name, value]) => [name, String(value)]);
+  return `./v1/jobs/${id}/logs?${new URLSearchParams(words).toString()}`;
+}

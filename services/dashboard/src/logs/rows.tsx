@@ -2,10 +2,10 @@
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { memo, useEffect, useLayoutEffect, useRef, useState } from "react";
 import type { Job, JobLine } from "../api/types.ts";
-import { absolute, clock, count } from "../format.ts";
+import { absolute, clock, count, plural } from "../format.ts";
 import { Symbol } from "../ui/icons.tsx";
 import { Empty } from "../ui/notes.tsx";
-import { spans } from "./ansi.ts";
+import { drawn } from "./ansi.ts";
 
 const ROW_PX = 18;
 
@@ -138,14 +138,7 @@ const Row = memo(function Row({
               {line.role}-{line.rank}
             </span>
           ) : null}
-          <span className="log-text">
-            {spans(line.text).map((span, index) => (
-              // oxlint-disable-next-line react/no-array-index-key
-              <span key={index} className={span.className}>
-                {span.text}
-              </span>
-            ))}
-          </span>
+          <Text text={line.text} />
         </>
       ) : (
         <span className="faint">…</span>
@@ -153,6 +146,21 @@ const Row = memo(function Row({
     </div>
   );
 });
+
+function Text({ text }: { text: string }) {
+  const { spans, hidden } = drawn(text);
+  return (
+    <span className="log-text">
+      {spans.map((span, index) => (
+        // oxlint-disable-next-line react/no-array-index-key
+        <span key={index} className={span.className}>
+          {span.text}
+        </span>
+      ))}
+      {hidden > 0 ? <span className="faint"> … {plural(hidden, "more character")}: click the line's number, or download the log</span> : null}
+    </span>
+  );
+}
 
 export function NoLines({ job }: { job: Job }) {
   return (

@@ -120,6 +120,11 @@ function JobPage({ id }: { id: string }) {
           </Link>
         </div>
       </header>
+      {live.damages.map((message) => (
+        <p key={message} className="note bad" role="alert">
+          {message}. It is tried again; what is shown may be old.
+        </p>
+      ))}
       <Strip job={job} explanation={explanation.data} progress={progress.data} />
       <div className="job-facts-row">
         <Facts job={job} />

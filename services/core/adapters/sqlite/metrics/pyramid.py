@@ -222,10 +222,16 @@ class _Reader:
         rows: list[Any] = self._db.execute(
             _KEPT,
             {
-                "series": self._series, "level": level, "span": FAN**level, "from": start, "to": end, "a": a, "b": b,
+                "series": self._series,
+                "level": level,
+                "span": FAN**level,
+                "from": start,
+                "to": end,
+                "a": a,
+                "b": b,
                 "stretches": self._stretches,
             },
-        ).fetchall()  # fmt: skip
+        ).fetchall()
         return {(stretch, what): (value, seq) for stretch, what, value, seq in rows}
 
     def _in_window(self, number: int) -> list[Any]:
@@ -235,10 +241,14 @@ class _Reader:
         rows: list[Any] = self._db.execute(
             f"{_POINT} AND {stepped} AND seq >= :first_seq AND seq <= :last_seq {self._window} ORDER BY seq",
             {
-                "series": self._series, "first": chunk[2], "last": chunk[3], "first_seq": chunk[0],
-                "last_seq": chunk[1], **bounds_of(self._query),
+                "series": self._series,
+                "first": chunk[2],
+                "last": chunk[3],
+                "first_seq": chunk[0],
+                "last_seq": chunk[1],
+                **bounds_of(self._query),
             },
-        ).fetchall()  # fmt: skip
+        ).fetchall()
         return rows
 
     def _is_in(self, row: Any) -> bool:

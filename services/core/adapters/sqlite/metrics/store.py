@@ -137,9 +137,14 @@ class SqliteMetricStore:
         for left in (*root.glob(f"{_LOADING}*"), *root.glob(f"{GONE}*")):
             shutil.rmtree(left)
         return cls(
-            root, lock, open_jobs=open_jobs, search_s=search_s, segment_bytes=segment_bytes, bounds=bounds,
+            root,
+            lock,
+            open_jobs=open_jobs,
+            search_s=search_s,
+            segment_bytes=segment_bytes,
+            bounds=bounds,
             on_left_out=on_left_out,
-        )  # fmt: skip
+        )
 
     @classmethod
     def beside(cls, root: Path, *, search_s: float = 60.0) -> SqliteMetricStore:
@@ -388,7 +393,7 @@ class SqliteMetricStore:
         await self._run(self._writers, remove)
 
     def damaged(self) -> Mapping[str, str]:
-        return dict(self._damaged)
+        return {job_id: f"{message}; its folder is {self._root / job_id}" for job_id, message in self._damaged.items()}
 
     async def recheck(self, job_id: str) -> None:
         def check() -> None:
@@ -432,9 +437,7 @@ class SqliteMetricStore:
         return await self._read(job_id, locked, otherwise=otherwise)
 
     async def _read(self, job_id: str, read: Callable[[JobFile], T], *, otherwise: T) -> T:
-        return await self._run(
-            self._readers, lambda: self._use(job_id, read, create=False, otherwise=otherwise)
-        )  # fmt: skip
+        return await self._run(self._readers, lambda: self._use(job_id, read, create=False, otherwise=otherwise))
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., T], *args: object) -> T:
         if self._closed:
@@ -473,7 +476,8 @@ class SqliteMetricStore:
         if not isinstance(error, (Damaged, apsw.CorruptError, apsw.NotADBError, apsw.SQLError)):
             log.warning("metrics.store_failed", job=job_id, why=str(error))
             return translated(error)
-        message = f"the metrics of job {job_id} are damaged ({error}); its folder is {self._root / job_id}"
+        message = f"the metrics of job {job_id} are damaged ({error}); an operator can repair them"
+        log.warning("metrics.damaged", job=job_id, folder=str(self._root / job_id), why=str(error))
         self._damaged[job_id] = message
         return Quarantined(message)
 

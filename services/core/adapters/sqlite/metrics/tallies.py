@@ -110,11 +110,17 @@ def read_aggregates(db: apsw.Connection, names: Sequence[str]) -> list[Aggregate
 
 def _aggregate(name: str, context: str, rank: int, tally: Tally) -> Aggregate:
     return Aggregate(
-        name=name, context=msgspec.json.decode(context), rank=rank, count=tally.count,
-        last=tally.last, last_step=tally.last_step,
-        low=tally.low if tally.numbers else math.nan, low_step=tally.low_step,
-        high=tally.high if tally.numbers else math.nan, high_step=tally.high_step,
-    )  # fmt: skip
+        name=name,
+        context=msgspec.json.decode(context),
+        rank=rank,
+        count=tally.count,
+        last=tally.last,
+        last_step=tally.last_step,
+        low=tally.low if tally.numbers else math.nan,
+        low_step=tally.low_step,
+        high=tally.high if tally.numbers else math.nan,
+        high_step=tally.high_step,
+    )
 
 
 _SERIES_OF: Final = """

@@ -108,10 +108,14 @@ class TimeOrderReader:
     def _places(self, since: int, until: int, *, newest_first: bool) -> Iterator[tuple[Place, int]]:
         """Blocks with lines in this time, in the order of their first or, ``newest_first``, their last time; and it."""
         bindings: dict[str, Any] = {
-            "since": since, "until": until, "count": self._matcher.count, "size": _FIRST_PAGE,
-            "sources": json.dumps(list(self._matcher.sources)), "edge": LAST if newest_first else -LAST,
+            "since": since,
+            "until": until,
+            "count": self._matcher.count,
+            "size": _FIRST_PAGE,
+            "sources": json.dumps(list(self._matcher.sources)),
+            "edge": LAST if newest_first else -LAST,
             "last": LAST if newest_first else 0,
-        }  # fmt: skip
+        }
         while self._matcher.sources:
             with self._file.snapshot() as db:
                 rows: list[Any] = db.execute(_LATEST if newest_first else _EARLIEST, bindings).fetchall()

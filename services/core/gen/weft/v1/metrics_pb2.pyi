@@ -631,6 +631,54 @@ class SignReply(_message.Message):
 Global___SignReply: _TypeAlias = SignReply  # noqa: Y015
 
 @_typing.final
+class SignDataRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOUNT_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    mount: _builtins.str
+    """The input, by its folder under DATA_DIR."""
+    key: _builtins.str
+    """Key of the object to read, in the bucket; empty: a page of the list of the input's objects."""
+    after: _builtins.str
+    """For a list: the continuation token of the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        mount: _builtins.str = ...,
+        key: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "key", b"key", "mount", b"mount"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignDataRequest: _TypeAlias = SignDataRequest  # noqa: Y015
+
+@_typing.final
+class SignDataReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """The URL, for GET."""
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["url", b"url"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignDataReply: _TypeAlias = SignDataReply  # noqa: Y015
+
+@_typing.final
 class HeadObjectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

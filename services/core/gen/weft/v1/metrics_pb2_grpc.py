@@ -66,6 +66,11 @@ class IntakeStub:
                 request_serializer=weft_dot_v1_dot_metrics__pb2.SignRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_metrics__pb2.SignReply.FromString,
                 _registered_method=True)
+        self.SignData = channel.unary_unary(
+                '/weft.v1.Intake/SignData',
+                request_serializer=weft_dot_v1_dot_metrics__pb2.SignDataRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_metrics__pb2.SignDataReply.FromString,
+                _registered_method=True)
         self.HeadObject = channel.unary_unary(
                 '/weft.v1.Intake/HeadObject',
                 request_serializer=weft_dot_v1_dot_metrics__pb2.HeadObjectRequest.SerializeToString,
@@ -137,6 +142,14 @@ class IntakeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SignData(self, request, context):
+        """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
+        service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def HeadObject(self, request, context):
         """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
         The same rights as for Sign.
@@ -198,6 +211,11 @@ def add_IntakeServicer_to_server(servicer, server):
                     servicer.Sign,
                     request_deserializer=weft_dot_v1_dot_metrics__pb2.SignRequest.FromString,
                     response_serializer=weft_dot_v1_dot_metrics__pb2.SignReply.SerializeToString,
+            ),
+            'SignData': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignData,
+                    request_deserializer=weft_dot_v1_dot_metrics__pb2.SignDataRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_metrics__pb2.SignDataReply.SerializeToString,
             ),
             'HeadObject': grpc.unary_unary_rpc_method_handler(
                     servicer.HeadObject,
@@ -384,6 +402,33 @@ class Intake:
             '/weft.v1.Intake/Sign',
             weft_dot_v1_dot_metrics__pb2.SignRequest.SerializeToString,
             weft_dot_v1_dot_metrics__pb2.SignReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignData(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Intake/SignData',
+            weft_dot_v1_dot_metrics__pb2.SignDataRequest.SerializeToString,
+            weft_dot_v1_dot_metrics__pb2.SignDataReply.FromString,
             options,
             channel_credentials,
             insecure,

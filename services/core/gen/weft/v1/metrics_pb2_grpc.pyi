@@ -51,6 +51,10 @@ class IntakeStub:
     """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
     operation on one object for some minutes. Refused for an attempt that is not current.
     """
+    SignData: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SignDataRequest, _metrics_pb2.SignDataReply]
+    """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
+    service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
+    """
     HeadObject: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.HeadObjectRequest, _metrics_pb2.HeadObjectReply]
     """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
     The same rights as for Sign.
@@ -84,6 +88,10 @@ class IntakeAsyncStub(IntakeStub):
     Sign: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SignRequest, _metrics_pb2.SignReply]  # type: ignore[assignment]
     """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
     operation on one object for some minutes. Refused for an attempt that is not current.
+    """
+    SignData: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SignDataRequest, _metrics_pb2.SignDataReply]  # type: ignore[assignment]
+    """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
+    service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
     """
     HeadObject: _aio.UnaryUnaryMultiCallable[_metrics_pb2.HeadObjectRequest, _metrics_pb2.HeadObjectReply]  # type: ignore[assignment]
     """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
@@ -151,6 +159,16 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_metrics_pb2.SignReply, _abc.Awaitable[_metrics_pb2.SignReply]]:
         """Signed URLs for the attempt's objects, if the object store is not a folder. Each allows one
         operation on one object for some minutes. Refused for an attempt that is not current.
+        """
+
+    @_abc_1.abstractmethod
+    def SignData(
+        self,
+        request: _metrics_pb2.SignDataRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.SignDataReply, _abc.Awaitable[_metrics_pb2.SignDataReply]]:
+        """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
+        service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
         """
 
     @_abc_1.abstractmethod

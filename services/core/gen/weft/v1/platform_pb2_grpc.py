@@ -572,3 +572,167 @@ class Keys:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class SecretsStub:
+    """Credentials of a tenant. No answer has a value. See Jobs for metadata and errors.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListSecrets = channel.unary_unary(
+                '/weft.v1.Secrets/ListSecrets',
+                request_serializer=weft_dot_v1_dot_platform__pb2.ListSecretsRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_platform__pb2.ListSecretsReply.FromString,
+                _registered_method=True)
+        self.SetSecret = channel.unary_unary(
+                '/weft.v1.Secrets/SetSecret',
+                request_serializer=weft_dot_v1_dot_platform__pb2.SetSecretRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_platform__pb2.TenantSecret.FromString,
+                _registered_method=True)
+        self.DeleteSecret = channel.unary_unary(
+                '/weft.v1.Secrets/DeleteSecret',
+                request_serializer=weft_dot_v1_dot_platform__pb2.DeleteSecretRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
+
+
+class SecretsServicer:
+    """Credentials of a tenant. No answer has a value. See Jobs for metadata and errors.
+    """
+
+    def ListSecrets(self, request, context):
+        """The tenant's secrets, by name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetSecret(self, request, context):
+        """Creates the secret, or replaces all of its keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSecret(self, request, context):
+        """Removes the secret. It cannot be brought back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SecretsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListSecrets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSecrets,
+                    request_deserializer=weft_dot_v1_dot_platform__pb2.ListSecretsRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_platform__pb2.ListSecretsReply.SerializeToString,
+            ),
+            'SetSecret': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSecret,
+                    request_deserializer=weft_dot_v1_dot_platform__pb2.SetSecretRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_platform__pb2.TenantSecret.SerializeToString,
+            ),
+            'DeleteSecret': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSecret,
+                    request_deserializer=weft_dot_v1_dot_platform__pb2.DeleteSecretRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'weft.v1.Secrets', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('weft.v1.Secrets', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Secrets:
+    """Credentials of a tenant. No answer has a value. See Jobs for metadata and errors.
+    """
+
+    @staticmethod
+    def ListSecrets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Secrets/ListSecrets',
+            weft_dot_v1_dot_platform__pb2.ListSecretsRequest.SerializeToString,
+            weft_dot_v1_dot_platform__pb2.ListSecretsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSecret(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Secrets/SetSecret',
+            weft_dot_v1_dot_platform__pb2.SetSecretRequest.SerializeToString,
+            weft_dot_v1_dot_platform__pb2.TenantSecret.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSecret(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Secrets/DeleteSecret',
+            weft_dot_v1_dot_platform__pb2.DeleteSecretRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

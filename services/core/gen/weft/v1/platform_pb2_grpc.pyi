@@ -196,3 +196,58 @@ class KeysServicer(metaclass=_abc_1.ABCMeta):
         """Ends the key, within seconds."""
 
 def add_KeysServicer_to_server(servicer: KeysServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class SecretsStub:
+    """Credentials of a tenant. No answer has a value. See Jobs for metadata and errors."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> SecretsAsyncStub: ...
+    ListSecrets: _grpc.UnaryUnaryMultiCallable[_platform_pb2.ListSecretsRequest, _platform_pb2.ListSecretsReply]
+    """The tenant's secrets, by name."""
+    SetSecret: _grpc.UnaryUnaryMultiCallable[_platform_pb2.SetSecretRequest, _platform_pb2.TenantSecret]
+    """Creates the secret, or replaces all of its keys."""
+    DeleteSecret: _grpc.UnaryUnaryMultiCallable[_platform_pb2.DeleteSecretRequest, _empty_pb2.Empty]
+    """Removes the secret. It cannot be brought back."""
+
+@_typing.type_check_only
+class SecretsAsyncStub(SecretsStub):
+    """Credentials of a tenant. No answer has a value. See Jobs for metadata and errors."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    ListSecrets: _aio.UnaryUnaryMultiCallable[_platform_pb2.ListSecretsRequest, _platform_pb2.ListSecretsReply]  # type: ignore[assignment]
+    """The tenant's secrets, by name."""
+    SetSecret: _aio.UnaryUnaryMultiCallable[_platform_pb2.SetSecretRequest, _platform_pb2.TenantSecret]  # type: ignore[assignment]
+    """Creates the secret, or replaces all of its keys."""
+    DeleteSecret: _aio.UnaryUnaryMultiCallable[_platform_pb2.DeleteSecretRequest, _empty_pb2.Empty]  # type: ignore[assignment]
+    """Removes the secret. It cannot be brought back."""
+
+class SecretsServicer(metaclass=_abc_1.ABCMeta):
+    """Credentials of a tenant. No answer has a value. See Jobs for metadata and errors."""
+
+    @_abc_1.abstractmethod
+    def ListSecrets(
+        self,
+        request: _platform_pb2.ListSecretsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_platform_pb2.ListSecretsReply, _abc.Awaitable[_platform_pb2.ListSecretsReply]]:
+        """The tenant's secrets, by name."""
+
+    @_abc_1.abstractmethod
+    def SetSecret(
+        self,
+        request: _platform_pb2.SetSecretRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_platform_pb2.TenantSecret, _abc.Awaitable[_platform_pb2.TenantSecret]]:
+        """Creates the secret, or replaces all of its keys."""
+
+    @_abc_1.abstractmethod
+    def DeleteSecret(
+        self,
+        request: _platform_pb2.DeleteSecretRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_empty_pb2.Empty, _abc.Awaitable[_empty_pb2.Empty]]:
+        """Removes the secret. It cannot be brought back."""
+
+def add_SecretsServicer_to_server(servicer: SecretsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

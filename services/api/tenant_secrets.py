@@ -1,0 +1,175 @@
+"""Secrets of tenants: credentials under a name, e.g. of an object store. No method returns a value.
+
+Names and keys are shown to the tenant's users; values enter no answer, log line or error. How they are stored:
+``services.core.use_cases.tenant_secrets``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from services.api.access import Principal
+from services.api.params import wrong_field
+from services.core.domain.errors import Conflict, FieldError, Internal, InvalidSpec, NotFound
+from services.core.domain.s3_data import NEEDED_KEYS
+from services.core.domain.spec import JobSpec
+from services.core.ports.clock import Clock
+from services.core.ports.secret_store import SecretStore
+from services.core.use_cases.tenant_secrets import StoredSecret, encoded, read_secret, stored_name
+
+MOST_KEYS: Final = 16
+MOST_BYTES: Final = 64 * 1024
+"""Bytes of all values of a secret together, in UTF-8."""
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSecret:
+    """A secret without its values. Times are Unix milliseconds; without them the stored secret is damaged."""
+
+    name: str
+    keys: tuple[str, ...] = ()
+    """Sorted."""
+    created: int | None = None
+    changed: int | None = None
+    changed_by: str = ""
+    """``ada``, or ``acme/ada`` of another tenant."""
+
+
+class TenantSecrets:
+    def __init__(self, store: SecretStore, *, clock: Clock, most_of_tenant: int, for_data: bool = True) -> None:
+        """``most_of_tenant``: secrets that a tenant can have. ``for_data``: whether the metrics service, which signs
+        the URLs of data stores, can read them: where services have folders of their own, only the api has the master
+        key.
+        """
+        self._store, self._clock, self._most_of_tenant = store, clock, most_of_tenant
+        self._for_data = for_data
+        self._setting = asyncio.Lock()
+
+    async def list(self, tenant: str) -> list[TenantSecret]:
+        """The tenant's secrets, by name; damaged ones without keys and times."""
+        prefix = stored_name(tenant, "")
+        names = [name.removeprefix(prefix) for name in await self._store.names(prefix)]
+        read = [(name, await self._read(tenant, name)) for name in names]
+        return [_shown(name, sealed) for name, sealed in sorted(read, key=lambda entry: entry[0])]
+
+    async def set(self, principal: Principal, tenant: str, name: str, values: Mapping[str, str]) -> TenantSecret:
+        """Creates the secret, or replaces all of its keys.
+
+        Raises InvalidRequest; Conflict if the tenant has too many secrets.
+        """
+        _check(name, values)
+        entry = stored_name(tenant, name)
+        async with self._setting:  # so that calls at the same time do not exceed the bound
+            before = await self._read(tenant, name)
+            if before is None:
+                await self._check_count(tenant, entry)
+            now = self._clock.now_ms()
+            sealed = StoredSecret(
+                created=now if before is None else before.created,
+                changed=now,
+                changed_by=_user(principal, tenant),
+                values=dict(values),
+            )
+            await self._store.put(entry, encoded(sealed))
+        secret = _shown(name, sealed)
+        log.info("secret.set", tenant=tenant, secret=name, keys=secret.keys, user=sealed.changed_by)
+        return secret
+
+    async def delete(self, principal: Principal, tenant: str, name: str) -> None:
+        """Removes the secret, also a damaged one. Raises NotFound."""
+        entry = stored_name(tenant, name)
+        if _NAME.fullmatch(name) is None or entry not in await self._store.names(entry):
+            raise NotFound(f"there is no secret {name[:63]!r} in tenant {tenant}; `weft secret` lists the names")
+        await self._store.delete(entry)
+        log.info("secret.deleted", tenant=tenant, secret=name, user=_user(principal, tenant))
+
+    async def _check_count(self, tenant: str, entry: str) -> None:
+        """Raises Conflict if there is no room for a further secret."""
+        names = await self._store.names(stored_name(tenant, ""))
+        if entry not in names and len(names) >= self._most_of_tenant:
+            raise Conflict(
+                f"tenant {tenant} has {len(names)} secrets, which is the most (WEFT_MAX_TENANT_SECRETS); delete those "
+                "that are not used"
+            )
+
+    async def check_data_stores(self, tenant: str, spec: JobSpec) -> None:
+        """Raises InvalidSpec for data stores whose secret the tenant does not have, or that lacks keys."""
+        errors = [
+            error
+            for index, store in enumerate(spec.data_stores)
+            if store.type == "s3" and store.secret is not None
+            for error in await self._wrong_secret(tenant, store.secret, f"/data_stores/{index}/secret")
+        ]
+        if errors:
+            first = errors[0]
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            raise InvalidSpec(f"{first.pointer}: {first.message}; {first.hint}{more}", errors=tuple(errors))
+
+    async def _wrong_secret(self, tenant: str, name: str, pointer: str) -> tuple[FieldError, ...]:
+        """What keeps this secret from reading data stores of type s3."""
+        if not self._for_data:
+            why = "secrets of data stores are not available yet where services talk TLS, as in containers"
+            return (FieldError(pointer, why, "use a data store of type http"),)
+        how = f"set it: `weft secret set {name} access_key=@FILE secret_key=@FILE`"
+        try:
+            secret = await read_secret(self._store, tenant, name) if _NAME.fullmatch(name) is not None else None
+        except Internal:
+            return (FieldError(pointer, f"the secret '{name}' of tenant {tenant} is damaged", how),)
+        if secret is None:
+            return (FieldError(pointer, f"tenant {tenant} has no secret '{name}'", how),)
+        missing = " and ".join(key for key in NEEDED_KEYS if key not in secret.values)
+        return (FieldError(pointer, f"the secret '{name}' has no {missing}", how),) if missing else ()
+
+    async def _read(self, tenant: str, name: str) -> StoredSecret | None:
+        """None for a missing secret, and for a damaged one."""
+        try:
+            return await read_secret(self._store, tenant, name)
+        except Internal:
+            return None
+
+
+def _shown(name: str, sealed: StoredSecret | None) -> TenantSecret:
+    if sealed is None:
+        return TenantSecret(name=name)
+    return TenantSecret(
+        name=name,
+        keys=tuple(sorted(sealed.values)),
+        created=sealed.created,
+        changed=sealed.changed,
+        changed_by=sealed.changed_by,
+    )
+
+
+def _user(principal: Principal, tenant: str) -> str:
+    return principal.user if principal.tenant == tenant else f"{principal.tenant}/{principal.user}"
+
+
+def _check(name: str, values: Mapping[str, str]) -> None:
+    """Raises InvalidRequest, without any part of a value or of a key that is malformed: it may be a value."""
+    if _NAME.fullmatch(name) is None:
+        raise wrong_field(
+            "/name",
+            "a secret's name has 1 to 63 lower-case letters, digits or '-', first and last a letter or digit",
+        )
+    if not 1 <= len(values) <= MOST_KEYS:
+        raise wrong_field("/values", f"a secret has 1 to {MOST_KEYS} keys")
+    if any(_KEY.fullmatch(key) is None for key in values):
+        raise wrong_field("/values", "a key has 1 to 64 letters, digits, '_', '.' or '-'")
+    for key, value in values.items():
+        if not value:
+            raise wrong_field(f"/values/{key}", "the value is empty")
+    try:
+        size = sum(len(value.encode()) for value in values.values())
+    except UnicodeEncodeError:
+        raise wrong_field("/values", "a value is valid Unicode") from None
+    if size > MOST_BYTES:
+        raise wrong_field("/values", f"the values of a secret have at most {MOST_BYTES} bytes together")

@@ -1,0 +1,63 @@
+"""A job that its owner halts while its pods start, on the Kubernetes adapter, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from services.core.domain.status import Desired, Status
+from services.core.use_cases.jobs import history
+from tests.simulation.checker import Declared
+from tests.simulation.pod_platform import PodPlatform
+from tests.simulation.virtual_time import run
+from tests.testbed.helpers_in_memory import Fate
+
+_LATE_S = 1.5
+"""Longer than containers need to start, shorter than the wait for the answer."""
+
+
+async def halt_while_the_pod_starts(home: Path) -> tuple[bool, str]:
+    """Returns whether its results are stored, and what the owner reads of the halt.
+
+    The pod's deletion reaches the server after its containers have started.
+    """
+    random.seed(0)
+    platform = PodPlatform(0, home)
+    for place in (("lcm", "one"), ("guardian", "one")):
+        await platform.launch(*place)
+    guardian = platform.connection_of(("guardian", "one"))
+    requests: list[asyncio.Task[bool]] = []
+
+    def halt(job_id: str) -> None:
+        guardian.armed["late effect"] = ("cluster.delete", _LATE_S)
+        requests.append(asyncio.create_task(platform.request_desired(job_id, Desired.HALT)))
+
+    platform.simulated_cluster.on_next_bound = halt
+    spec = {"name": "digits", "command": "python train.py", "grace": "1s", "store_timeout": "6s"}
+    declared = Declared(
+        learners={"worker-0": (1, 0)},
+        deciding={"worker-0"},
+        ignored=(),
+        restarted=(),
+        least={},
+        retries=0,
+        grace_s=1,
+        store_s=6,
+        refused=False,
+    )
+    job_id = await platform.submit_job(spec, declared)
+    platform.simulator.fates[job_id, "worker-0", 1] = Fate(download_s=0.1, run_s=None, store_s=2)
+    job = await platform.reached(job_id, Status.HALTED)
+    assert await asyncio.gather(*requests) == [True]
+    assert not guardian.armed, "the pod was not deleted: this test shows nothing"
+    assert platform.checker.breaches == []
+    stored = platform.checker.learners.gang(job_id, 1)["worker-0"].stored
+    await platform.close()
+    return stored, (await history(platform.jobs, job))[-1].message
+
+
+def test_a_learner_that_begins_just_before_its_halt_takes_effect_stores_its_results(tmp_path: Path) -> None:
+    stored, message = run(halt_while_the_pod_starts(tmp_path))
+    assert stored
+    assert "did not store" not in message

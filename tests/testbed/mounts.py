@@ -1,0 +1,36 @@
+"""File systems that a test mounts. Needs root."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.waiting import HANG_S
+
+
+@contextmanager
+def small_disk(at: Path, options: str) -> Generator[None]:
+    """Mounts an empty file system with root as its owner on a folder, which is made if it does not exist.
+
+    ``options``: of tmpfs, e.g. ``size=1m``.
+    """
+    at.mkdir(parents=True, exist_ok=True)
+    with mounted(["-t", "tmpfs", "-o", f"{options},mode=755", "weft-test"], at):
+        yield
+
+
+@contextmanager
+def mounted(arguments: Sequence[str], at: Path) -> Generator[None]:
+    """``arguments``: of mount(8). It is unmounted once no process uses it. Raises RuntimeError if one still does."""
+    subprocess.run(["mount", *arguments, str(at)], check=True)
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + HANG_S
+        while subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{at} is still in use")
+            time.sleep(0.1)
