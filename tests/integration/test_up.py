@@ -239,6 +239,8 @@ def test_training_continues_from_its_last_stored_checkpoint_after_its_machine_wa
     command = """
       n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); echo "from $n"; test "$n" = 0 || exit 0
       echo 7 > "$CHECKPOINT_DIR/n"; /usr/bin/env python3 -c 'import weft; weft.checkpoint_saved()'
+      cd "$JOB_STATE_DIR"; echo > tick
+      until find tick -newer "$CHECKPOINT_DIR/.weft-checkpoint-saved" | grep -q .; do echo > tick; done
       echo 8 > "$CHECKPOINT_DIR/m"; exec sleep 600
     """
     small = {"cpus": 0.5, "memory": "64MiB"}

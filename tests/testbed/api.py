@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import socket
 import zipfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -104,7 +103,11 @@ async def running_api(
         server = rest_server(services, Address(address))
         serving = asyncio.gather(server.serve(stopping), serve_grpc(grpc, services))
         await until(lambda: server.started or serving.done())
-        await until(lambda: _listens(grpc) or serving.done())
+
+        async def grpc_serves() -> bool:
+            return serving.done() or await _serves(grpc, registry)
+
+        await until(grpc_serves)
         key = (await FolderSecretStore(home / "secrets").get("admin-key") or b"").decode()
         api = Api(f"http://{address}", loaded, services, store, registry, key, stopping, grpc)
         async with api.client(key) as api.admin:
@@ -115,10 +118,18 @@ async def running_api(
                 await serving
 
 
-def _listens(address: str) -> bool:
-    host, _, port = address.partition(":")
-    with socket.socket() as connection:
-        return connection.connect_ex((host, int(port))) == 0
+async def _serves(grpc: str, registry: CollectorRegistry) -> bool:
+    """Whether the server accepts connections. The one that tried it has ended and is not counted any more."""
+    host, _, port = grpc.partition(":")
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+    await until(lambda: registry.get_sample_value("weft_api_connections", {"listener": "grpc"}) == 0)
+    return True
 
 
 def a_zip(files: Mapping[str, bytes | str] | None = None) -> bytes:

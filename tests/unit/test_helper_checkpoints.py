@@ -18,9 +18,9 @@ class Folder:
         self.files: dict[str, LearnerFile | SkippedFile] = {}
         self._inode = 0
 
-    def write(self, path: str, *, age_ms: int = 0) -> None:
+    def write(self, path: str, *, age_ms: float = 0) -> None:
         self._inode += 1
-        stamp = (self.now_ms - age_ms) * 1_000_000
+        stamp = self.now_ms * 1_000_000 - round(age_ms * 1_000_000)
         self.files[path] = LearnerFile(path, path, 1, stamp, stamp, self._inode)
 
     def remove(self, path: str) -> None:
@@ -178,6 +178,14 @@ def test_with_a_marker_a_checkpoint_is_due_at_once_and_only_then() -> None:
     folder.write("step-3", age_ms=-1)
     folder.write(MARKER)
     assert names(folder.stored(0.1)) == [MARKER, "step-1", "step-2"], "step-3 began after the marker"
+
+
+def test_file_written_in_the_millisecond_after_the_marker_is_not_part_of_its_checkpoint() -> None:
+    folder = Folder()
+    folder.write("step-1", age_ms=0.9)
+    folder.write(MARKER, age_ms=0.8)
+    folder.write("step-2", age_ms=0.7)
+    assert names(folder.stored(0.1)) == [MARKER, "step-1"]
 
 
 def test_checkpoint_overwritten_after_its_marker_waits_for_the_next_marker() -> None:

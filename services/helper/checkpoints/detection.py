@@ -40,9 +40,14 @@ def state_of(file: LearnerFile) -> FileState:
     return FileState(file.size, file.mtime_ns, file.ctime_ns, file.inode)
 
 
+def changed_ns(file: LearnerFile) -> int:
+    """When its content or its name last changed, Unix ns. A learner can set its mtime, but not its ctime."""
+    return max(file.mtime_ns, file.ctime_ns)
+
+
 def changed_ms(file: LearnerFile) -> int:
-    """When its content or its name last changed, Unix ms. A learner can set its mtime, but not its ctime."""
-    return max(file.mtime_ns, file.ctime_ns) // 1_000_000
+    """As ``changed_ns``, in Unix ms, rounded down."""
+    return changed_ns(file) // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +118,9 @@ class Detector:
         if self._stored.get(marker.name) == state_of(marker) or not all(entry.whole for entry in entries.values()):
             return None
         files = [file for entry in entries.values() for file in entry.files]
-        saved = tuple(file for file in files if changed_ms(file) <= changed_ms(marker))
-        later = [file for file in files if changed_ms(file) > changed_ms(marker)]
+        # A file written after the marker within one tick of the kernel's clock has its time: it counts as saved.
+        saved = tuple(file for file in files if changed_ns(file) <= changed_ns(marker))
+        later = [file for file in files if changed_ns(file) > changed_ns(marker)]
         if any(file.name in self._stored for file in later):
             return None  # saved, and overwritten since: this checkpoint is gone, the next marker comes with a new one
         states = {file.name: state_of(file) for file in saved}
