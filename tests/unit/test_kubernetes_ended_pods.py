@@ -61,3 +61,10 @@ def test_evicted_learner_that_saves_its_checkpoint_and_exits_with_0_has_not_comp
     process = observe(document, Context(now=NOW, report=STARTED))
     assert process.exit is not None
     assert (process.reason, process.exit.lost) == ("Evicted", True)
+
+
+def test_learner_that_still_uses_its_grace_is_ending_and_one_on_a_lost_node_is_not() -> None:
+    deleting = deleted(RUNNING, after_s=1)
+    assert observe(deleting, Context(now=NOW, report=STARTED)).is_ending
+    assert not observe(deleting, Context(now=NOW, report=STARTED, node_lost=True)).is_ending
+    assert not observe(deleted(ended(143, record(code=143)), after_s=1), Context(now=NOW)).is_ending

@@ -116,6 +116,7 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         blocked_message=blocked.message if blocked else "",
         blocked_for_good=blocked.final if blocked else False,
         startup=_startup(pod),
+        is_ending=problem is not None and not context.node_lost and terminated is None,
     )
 
 
