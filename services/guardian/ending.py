@@ -73,6 +73,8 @@ class Ending:
         self._outage_most_ms = round(settings.outage_backoff_s * 1000)
         self._stopped: tuple[str, int] | None = None
         """(cause, grace in ms) of the last stop."""
+        self._peers_save: bool | None = None
+        """Whether the cluster was ending a learner, with its grace, when the first stop was decided. None: before."""
         self._stopping_since_s: float | None = None
         """On the boot-time clock: a wall clock that jumps must not cost results."""
         self._killed_since_s: float | None = None
@@ -89,7 +91,7 @@ class Ending:
         """Takes a job with a verdict as far as it can go now. Returns the seconds after which to call again."""
         if job.status in ADMITTED:
             verdict = await self._apply_kill(job, verdict)
-            cause, grace_ms = self._stop_parameters(verdict, limits)
+            cause, grace_ms = self._stop_parameters(verdict, limits, observed)
             if await self.stop(job, cause=cause, grace_ms=grace_ms):
                 return 0.0  # the observation is older than the stop
             missing = ""
@@ -147,15 +149,22 @@ class Ending:
         )
         return killed
 
-    def _stop_parameters(self, verdict: Verdict, limits: Limits) -> tuple[str, int]:
-        """(cause, grace in ms) for learners that still run after this verdict."""
+    def _stop_parameters(self, verdict: Verdict, limits: Limits, observed: Observation) -> tuple[str, int]:
+        """(cause, grace in ms) for learners that still run after this verdict.
+
+        One whose pod is evicted or deleted is saving its checkpoint, from which the next attempt goes on: it has its
+        whole grace, and so have its peers.
+        """
         if verdict.to is Status.KILLED:
             return "kill", 0
         if verdict.to is Status.HALTED:
             return "halt", limits.grace
         if verdict.reason == "DeadlineExceeded":
             return "deadline", limits.grace
-        return "peer", min(limits.grace, round(self._settings.peer_grace_s * 1000))
+        if self._peers_save is None:
+            self._peers_save = any(process.is_ending for process in observed.learners)
+        most_ms = limits.grace if self._peers_save else round(self._settings.peer_grace_s * 1000)
+        return "peer", min(limits.grace, most_ms)
 
     async def _to_storing(self, job: Job, learners: Mapping[str, LearnerStatus]) -> Job:
         """Moves the job to STORING if a process of it ever ran: else there is nothing to store."""

@@ -38,7 +38,8 @@ class GuardianSettings(Settings):
         default=5,
         ge=0,
         description="The most seconds between SIGTERM and SIGKILL for learners whose peer failed: they cannot finish,"
-        " and hold hardware.",
+        " and hold hardware. If a pod is evicted or deleted, it and its peers have their whole grace to save a"
+        " checkpoint.",
     )
     observe_s: float = Field(default=5, gt=0, description="A job without events is reconciled so often, in seconds.")
     summary_timeout_s: float = Field(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from services.core.domain.errors import NoSpace, WeftError
 from services.core.domain.learner import Exit
+from services.core.runtime import pod_layout
 from services.core.runtime.address import TlsAuthority
 from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, STOP_FILE, LearnerFolder, StopMark
 from services.core.runtime.retry import Backoff
@@ -70,12 +72,15 @@ class PodLearner:
 
         The kubelet ends an evicted pod's command by SIGTERM and SIGKILL, and tells the API server of it when all has
         ended. A record of such an end is therefore held back for ``KUBELET_S``, or for ``ENDED_S`` once the kubelet has
-        ended the container: meanwhile it ends this helper, and the pod's status says why.
+        ended the container: meanwhile it ends this helper, and the pod's status says why. So is every record of a
+        container that the kubelet is ending, whatever its command has answered to the SIGTERM.
         """
         end = self._folder.exit(run)
         if end is None:
             return self._lost()
-        if end.signal not in _OF_THE_KUBELET or end.stop_cause or end.oom:
+        ending = os.path.lexists(self._folder.path(f"{RUNS_FOLDER}/{run}/{pod_layout.ENDING_FILE}"))
+        is_of_the_kubelet = ending or end.signal in _OF_THE_KUBELET
+        if not is_of_the_kubelet or end.stop_cause or end.oom:
             return end
         held_s = ENDED_S if self._ended.is_set else KUBELET_S
         return None if abs(time.time() - end.time / 1000) < held_s else end

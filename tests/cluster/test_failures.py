@@ -128,7 +128,12 @@ async def evicted_by_api(scene: Scene, gang: AttemptPlan) -> None:
 
 async def deleted_by_somebody(scene: Scene, gang: AttemptPlan) -> None:
     pod = names.pod_name(gang, gang.learners[0])
-    await asyncio.to_thread(scene.kubectl, "delete", "pod", pod, "--grace-period=1", "--wait=false")
+    await asyncio.to_thread(scene.kubectl, "delete", "pod", pod, "--wait=false")
+
+
+async def deleted_by_force(scene: Scene, gang: AttemptPlan) -> None:
+    pod = names.pod_name(gang, gang.learners[0])
+    await asyncio.to_thread(scene.kubectl, "delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
 
 
 async def preempted(scene: Scene, gang: AttemptPlan) -> None:
@@ -333,7 +338,15 @@ CASES: Final[dict[str, Case]] = {
         '"DeadlineExceeded"',
         alter=limited_in_time,
     ),
-    "deletion": Case("LearnerLost", ("disappeared",), "gone", then=deleted_by_somebody),
+    "deletion": Case(
+        "PodDeleted",
+        ("somebody has deleted the pod", "it is tried again"),
+        "gone",
+        STUBBORN,
+        grace=10_000,
+        then=deleted_by_somebody,
+    ),
+    "deletion by force": Case("LearnerLost", ("disappeared",), "gone", then=deleted_by_force),
 }
 
 

@@ -31,7 +31,7 @@ LEARNER: Final = "worker-0"
 
 
 class Pod:
-    """One learner of attempt 1, rank 0. ``start_*`` start its containers."""
+    """One learner, rank 0, of attempt 1 unless its plan says another. ``start_*`` start its containers."""
 
     def __init__(self, *, job: str, metrics: str, shell: Sequence[str] = ("dash",)) -> None:
         """``metrics``: the address of the metrics service. ``shell``: of the learner's image."""
@@ -40,6 +40,8 @@ class Pod:
         self.entry: subprocess.Popen[bytes] | None = None
         self.helper: subprocess.Popen[bytes] | None = None
         self._shell = shell
+        self.environment: dict[str, str] = {}
+        """More variables of the helper."""
         self._variables: dict[str, str] = {}
         for path in (layout.PLAN, layout.TOKEN, layout.PRIVATE, layout.CONTROL, layout.RUNS, layout.JOB):
             (self.root / Path(path).name).mkdir()
@@ -47,7 +49,8 @@ class Pod:
 
     def plan(self, command: str, **changes: Any) -> None:
         """Writes what the cluster's adapter puts into the volumes."""
-        identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=1, role="worker", rank=0, name=LEARNER)
+        attempt = int(changes.get("attempt", 1))
+        identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name=LEARNER)
         learner = a_learner(LEARNER, command=command, memory=2**20, node="node-1", token=SIGNER.mint(identity))
         plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=30_000)
         plan = with_variables(replace(plan, **changes))
@@ -82,6 +85,7 @@ class Pod:
 
     def start_helper(self) -> None:
         env = {"PATH": os.environ["PATH"], "HOME": str(self.root), layout.LEARNER_VARIABLE: LEARNER}
+        env |= self.environment
         with (self.root / "helper.log").open("ab") as log:
             self.helper = subprocess.Popen(
                 [sys.executable, "-m", "services.helper", "--pod", str(self.root)], cwd=ROOT, env=env, stderr=log

@@ -145,6 +145,25 @@ async def test_lost_learners_are_replaced_soon_and_cost_no_retry(plane: ControlP
     assert (job.counters.retries, job.counters.restarts, job.counters.rollbacks) == (0, 6, 0)
 
 
+@pytest.mark.parametrize(("is_ending", "grace_ms"), [(True, 20_000), (False, 5_000)], ids=["evicted", "vanished"])
+async def test_evicted_learner_and_its_peers_have_their_whole_grace_to_save_a_checkpoint(
+    plane: ControlPlane,
+    is_ending: bool,  # noqa: FBT001 - a parameter of the test
+    grace_ms: int,
+) -> None:
+    """Before, they were killed after five seconds, although the cluster would have waited."""
+    job_id = await plane.submit(learners=2, grace="20s")
+    plane.helpers.fate(job_id, attempt=1, run_s=None)
+    await plane.running(job_id)
+    await plane.until(lambda job: job.attempt.committed, job_id)
+    lost, peer = (plane.cluster.learner(job_id, name) for name in ("worker-0", "worker-1"))
+    lost.is_ending = is_ending
+    lost.end(lost=True)
+    job = await plane.rested(job_id, within_s=90)
+    assert (job.status, job.attempt.number) == (Status.COMPLETED, 2)
+    assert peer.stop_grace_ms == grace_ms
+
+
 @pytest.mark.parametrize("lost", [["worker-1"], ["worker-0", "worker-1"]])
 async def test_learners_that_vanish_with_their_machine_are_lost(plane: ControlPlane, lost: list[str]) -> None:
     job_id = await plane.submit(learners=2)

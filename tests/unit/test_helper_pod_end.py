@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from services.core.runtime import pod_layout
 from services.core.runtime.learner_folder import RUN, STOP_FILE
 from services.helper.pod import ENDED_S, KUBELET_S, PodLearner
 from services.helper.pod_folder import PodFolder
@@ -77,6 +78,22 @@ async def test_command_that_the_kubelet_has_ended_is_not_reported_before_the_kub
     record(folder, signal=signal.SIGKILL, age_s=ENDED_S + 1)
     assert learner.exit(RUN) is not None
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_code_by_which_a_command_answers_the_kubelet_is_not_reported_before_the_kubelet_can_say_why(
+    folder: PodFolder,
+) -> None:
+    """Otherwise a learner whose pod is deleted could fail or complete its job by it."""
+    learner = PodLearner(folder, None)
+    try:
+        (folder.root / "runs/1" / pod_layout.ENDING_FILE).touch()
+        for code in (0, 1, 143):
+            record(folder, code=code)
+            assert learner.exit(RUN) is None
+            record(folder, code=code, age_s=KUBELET_S + 1)
+            assert learner.exit(RUN) is not None
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_every_other_end_is_reported_at_once(folder: PodFolder) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -24,62 +23,23 @@ from services.core.domain.codec import dump
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.startup import Span
 from services.core.domain.status import Phase
+from tests.testbed.kubernetes.learner_pods import (
+    DISRUPTED,
+    ENDED,
+    ENDED_MS,
+    NOW,
+    RUNNING,
+    STARTED,
+    Document,
+    deleted,
+    ended,
+    pod,
+    record,
+    report,
+)
 
-Document = dict[str, Any]
-NOW = 1_800_000_000_000
-ENDED = "2027-01-15T07:59:50Z"
-ENDED_MS = NOW - 10_000
 MARK = StopMark(attempt=1, generation=2, cause="halt", grace_ms=1000, time=ENDED_MS - 5000)
-RUNNING: Document = {"running": {"startedAt": ENDED}}
 OPTIONS = KubernetesOptions(helper_image="h", learner_image="l", entry_script="", addresses={})
-
-
-def pod(helper: Document | None = None, learner: Document | None = None, **fields: Any) -> Document:
-    """``fields``: gated, annotations, and of the status."""
-    gated, annotations = fields.pop("gated", False), fields.pop("annotations", {})
-    status: Document = {"phase": "Running", **fields}
-    if helper is not None:
-        status["initContainerStatuses"] = [{"name": "helper", "image": "h", "state": helper}]
-    if learner is not None:
-        status["containerStatuses"] = [{"name": "learner", "image": "l", "state": learner}]
-    return {
-        "metadata": {
-            "name": "weft-j1-1-worker-0",
-            "uid": "u",
-            "labels": {names.LEARNER: "worker-0", names.ATTEMPT: "1", names.JOB: "j1"},
-            "annotations": {names.SIZE: '{"cpus": 1.5, "memory": 7, "gpus": 2}', **annotations},
-        },
-        "spec": {"nodeName": "n1"} | ({"schedulingGates": [{"name": "weft.dev/gang"}]} if gated else {}),
-        "status": status,
-    }
-
-
-def ended(code: int, message: object = "", reason: str = "Error") -> Document:
-    text = message if isinstance(message, str) else json.dumps(message)
-    return {
-        "terminated": {"exitCode": code, "reason": reason, "finishedAt": ENDED, "startedAt": ENDED, "message": text}
-    }
-
-
-def record(**fields: Any) -> Document:
-    """The entry script's record."""
-    return {
-        "schema": 1,
-        "time": ENDED_MS,
-        "code": None,
-        "signal": None,
-        "stop_cause": "",
-        "lost": False,
-        "run": 1,
-        **fields,
-    }
-
-
-def report(phase: Phase, **fields: Any) -> LearnerStatus:
-    return LearnerStatus(name="worker-0", role="worker", rank=0, attempt=1, seq=1, phase=phase, **fields)
-
-
-STARTED = report(Phase.PROCESSING, times={"PROCESSING": ENDED_MS - 60_000})
 
 
 @pytest.mark.parametrize(
@@ -231,20 +191,6 @@ def test_learner_that_was_stopped_while_it_waited_never_started() -> None:
     assert (process.run, process.started) == (0, None)
 
 
-def deleted(end: Document, *, after_s: float) -> Document:
-    """A pod that was deleted so long before its container ended."""
-    document = pod(RUNNING, end)
-    until = datetime.fromisoformat(ENDED) + timedelta(seconds=1 - after_s)
-    return {
-        **document,
-        "metadata": {
-            **document["metadata"],
-            "deletionTimestamp": until.isoformat(),
-            "deletionGracePeriodSeconds": 1,
-        },
-    }
-
-
 def test_learner_that_starts_while_its_halt_deletes_the_pod_is_halted_and_has_not_run() -> None:
     document = deleted(ended(143, record(signal=15)), after_s=1)
     process = observe(document, Context(now=NOW, mark=MARK, removed=True))
@@ -255,7 +201,7 @@ def test_learner_that_starts_while_its_halt_deletes_the_pod_is_halted_and_has_no
 @pytest.mark.parametrize(
     ("after_s", "context"),
     [
-        (1, Context(now=NOW, report=STARTED)),
+        (-1, Context(now=NOW, report=STARTED)),
         (1, Context(now=NOW, report=STARTED, mark=MARK)),
         (-1, Context(now=NOW, report=STARTED, mark=MARK, removed=True)),
     ],
@@ -386,7 +332,6 @@ def test_what_only_events_tell_is_named(reason: str, event: str, message: str) -
     assert process.blocked == reason
 
 
-DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "", "message": ""}
 LOST = [
     ("Evicted", pod(phase="Failed", reason="Evicted", message="The node was low on resource: ephemeral-storage.")),
     (

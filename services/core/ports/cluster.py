@@ -76,6 +76,8 @@ class LearnerProcess:
     """Waiting cannot help: the attempt should be undone."""
     can_store: bool = True
     """False: its helper does not run any more, so it stores no results: its node is lost, or its pod has ended."""
+    is_ending: bool = False
+    """The cluster ends it, and its process may still use its grace period to save what it has."""
     readable: bool = True
     """False: the cluster's record of it is damaged or lost, so its helper's report says whether it ran and ended."""
     startup: Mapping[str, Span] = field(default_factory=dict)

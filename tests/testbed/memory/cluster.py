@@ -58,6 +58,8 @@ class MemoryLearner:
     stop_grace_ms: int | None = None
     on_term: int | None = -int(signal.SIGTERM)
     """What SIGTERM does: an exit code, a negative signal number, or None: it is ignored."""
+    is_ending: bool = False
+    """The cluster ends it, with its grace."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -133,6 +135,7 @@ class MemoryLearner:
             stored=self.stored,
             reason=self.reason,
             message=self.message,
+            is_ending=self.is_ending,
             node=self.plan.node,
             cpus=self.plan.cpus,
             memory=self.plan.memory,

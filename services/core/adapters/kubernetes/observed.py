@@ -86,8 +86,8 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
     context = replace(context, report=report)
     terminated = container_state(pod, LEARNER_CONTAINER, "terminated")
     message = _with_cause(pod, context, _message(terminated))
-    problem = _end_by_cluster(pod, context)
-    end = _end(pod, context, terminated, message)
+    problem = _end_by_cluster(pod, context, terminated, message)
+    end = _end(pod, context, terminated, message, problem)
     started = _started(report, terminated, message)
     if started is None and end is not None and problem is None:
         problem = reasons.could_not_run(terminated or {})
@@ -116,6 +116,7 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         blocked_message=blocked.message if blocked else "",
         blocked_for_good=blocked.final if blocked else False,
         startup=_startup(pod),
+        is_ending=problem is not None and not context.node_lost and terminated is None,
     )
 
 
@@ -250,24 +251,63 @@ def _state(pod: Document, end: Exit | None, started: int | None) -> str:
     return "waiting" if both else "starting"
 
 
-def _end_by_cluster(pod: Document, context: Context) -> reasons.Problem | None:
-    """Why the cluster, and not the learner's command or the platform, has ended the pod."""
+def _end_by_cluster(
+    pod: Document, context: Context, terminated: Document | None, message: Exit | None
+) -> reasons.Problem | None:
+    """Why the cluster or its users, and not the learner's command or the platform, have ended the pod."""
+    if _ended_before(pod, context, terminated, message):
+        return None
     if context.node_lost:
         node = pod["spec"].get("nodeName")
         return reasons.Problem(reasons.PodReason.NODE_LOST, f"the cluster does not reach the node {node} any more")
-    return reasons.ended(pod)
+    return reasons.ended(pod) or _deleted_by_others(pod, context)
 
 
-def _end(pod: Document, context: Context, terminated: Document | None, message: Exit | None) -> Exit | None:
+def _deleted_by_others(pod: Document, context: Context) -> reasons.Problem | None:
+    """The deletion of a pod that no stop of the platform deletes. Its command gets SIGTERM before the pod is gone."""
+    if _deletion_ms(pod) is None or context.mark is not None or StopMark.of(pod) is not None or context.removed:
+        return None
+    return reasons.Problem(reasons.PodReason.POD_DELETED, "somebody has deleted the pod of the learner")
+
+
+def _deletion_ms(pod: Document) -> int | None:
+    """When the pod's deletion began, Unix ms; None: it is not deleted. The API server's times are whole seconds."""
+    metadata = pod["metadata"]
+    until = _time_ms(metadata.get("deletionTimestamp"))
+    return None if until is None else until - 1000 * int(metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def _ended_before(pod: Document, context: Context, terminated: Document | None, message: Exit | None) -> bool:
+    """Whether the command had ended by itself before the cluster began to end the pod.
+
+    Afterwards its code says nothing: many programs answer SIGTERM with a checkpoint and exit code 0. The kubelet tells
+    of an eviction of its own only after the end, and when it began is not known: then a success counts.
+    """
+    deletion = _deletion_ms(pod)
+    if terminated is not None:
+        if message is None:
+            return False
+        return terminated.get("exitCode") == 0 if deletion is None else message.time < deletion
+    if context.node_lost or deletion is None or context.report is None or context.report.exit is None:
+        return False
+    return context.report.exit.time < deletion
+
+
+def _end(
+    pod: Document,
+    context: Context,
+    terminated: Document | None,
+    message: Exit | None,
+    by_cluster: reasons.Problem | None,
+) -> Exit | None:
     own_mark = StopMark.of(pod)
     if own_mark is not None and not has_begun(pod):
         return _stopped_before(own_mark)
-    by_cluster = _end_by_cluster(pod, context)
     if terminated is not None:
         time = _time_ms(terminated.get("finishedAt")) or context.now
         if reasons.could_not_run(terminated) is not None:
             return Exit(time=time, code=int(terminated.get("exitCode", 128)))
-        if by_cluster is not None and (terminated.get("exitCode") != 0 or message is None):
+        if by_cluster is not None:
             return _ended_by(by_cluster, time)
         if terminated.get("reason") in _NOT_OBSERVED:
             return Exit(time=time, lost=True)
@@ -313,12 +353,10 @@ def _message(terminated: Document | None) -> Exit | None:
 
 def _with_cause(pod: Document, context: Context, message: Exit | None) -> Exit | None:
     """The entry process's record; without a cause it has that of the stop which had deleted the pod before the end."""
-    metadata = pod["metadata"]
-    until = _time_ms(metadata.get("deletionTimestamp"))
-    if message is None or message.stop_cause or context.mark is None or not context.removed or until is None:
+    deletion = _deletion_ms(pod)
+    if message is None or message.stop_cause or context.mark is None or not context.removed or deletion is None:
         return message
-    deleted = until - 1000 * int(metadata.get("deletionGracePeriodSeconds") or 0)
-    return replace(message, stop_cause=context.mark.cause) if deleted <= message.time else message
+    return replace(message, stop_cause=context.mark.cause) if deletion <= message.time else message
 
 
 def _started(report: LearnerStatus | None, terminated: Document | None, message: Exit | None) -> int | None:

@@ -32,6 +32,7 @@ class PodReason(StrEnum):
     PREEMPTED = "Preempted"
     NODE_LOST = "NodeLost"
     POD_DEADLINE = "PodDeadlineExceeded"
+    POD_DELETED = "PodDeleted"
 
 
 ADVICE: Final[Mapping[PodReason, str]] = {
@@ -47,6 +48,7 @@ ADVICE: Final[Mapping[PodReason, str]] = {
     PodReason.PREEMPTED: "it is tried again; a job of higher priority needed the place",
     PodReason.NODE_LOST: "it is tried again on another node, from its last checkpoint",
     PodReason.POD_DEADLINE: "the cluster limits how long pods run: tell the operator",
+    PodReason.POD_DELETED: "it is tried again, from its last checkpoint",
 }
 
 
