@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,9 +56,7 @@ class TenantSecrets:
 
     async def list(self, tenant: str) -> list[TenantSecret]:
         """The tenant's secrets, by name; damaged ones without keys and times."""
-        prefix = stored_name(tenant, "")
-        names = [name.removeprefix(prefix) for name in await self._store.names(prefix)]
-        read = [(name, await self._read(tenant, name)) for name in names]
+        read = [(name, await self._read(tenant, name)) for name in await self._names(tenant)]
         return [_shown(name, sealed) for name, sealed in sorted(read, key=lambda entry: entry[0])]
 
     async def set(self, principal: Principal, tenant: str, name: str, values: Mapping[str, str]) -> TenantSecret:
@@ -71,7 +69,7 @@ class TenantSecrets:
         async with self._setting:  # so that calls at the same time do not exceed the bound
             before = await self._read(tenant, name)
             if before is None:
-                await self._check_count(tenant, entry)
+                await self._check_count(tenant, name)
             now = self._clock.now_ms()
             sealed = StoredSecret(
                 created=now if before is None else before.created,
@@ -92,10 +90,10 @@ class TenantSecrets:
         await self._store.delete(entry)
         log.info("secret.deleted", tenant=tenant, secret=name, user=_user(principal, tenant))
 
-    async def _check_count(self, tenant: str, entry: str) -> None:
+    async def _check_count(self, tenant: str, name: str) -> None:
         """Raises Conflict if there is no room for a further secret."""
-        names = await self._store.names(stored_name(tenant, ""))
-        if entry not in names and len(names) >= self._most_of_tenant:
+        names = await self._names(tenant)
+        if name not in names and len(names) >= self._most_of_tenant:
             raise Conflict(
                 f"tenant {tenant} has {len(names)} secrets, which is the most (WEFT_MAX_TENANT_SECRETS); delete those "
                 "that are not used"
@@ -103,31 +101,41 @@ class TenantSecrets:
 
     async def check_data_stores(self, tenant: str, spec: JobSpec) -> None:
         """Raises InvalidSpec for data stores whose secret the tenant does not have, or that lacks keys."""
-        errors = [
-            error
+        needed = [
+            (f"/data_stores/{index}/secret", store.secret)
             for index, store in enumerate(spec.data_stores)
             if store.type == "s3" and store.secret is not None
-            for error in await self._wrong_secret(tenant, store.secret, f"/data_stores/{index}/secret")
         ]
+        if not needed:
+            return
+        # A spec may have thousands of stores: each secret is read once, and only if the tenant has it.
+        names = {name for _, name in needed} & set(await self._names(tenant) if self._for_data else ())
+        secrets = {name: await self._read(tenant, name) for name in names}
+        errors = [error for pointer, name in needed for error in self._wrong_secret(tenant, name, pointer, secrets)]
         if errors:
             first = errors[0]
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise InvalidSpec(f"{first.pointer}: {first.message}; {first.hint}{more}", errors=tuple(errors))
 
-    async def _wrong_secret(self, tenant: str, name: str, pointer: str) -> tuple[FieldError, ...]:
-        """What keeps this secret from reading data stores of type s3."""
+    def _wrong_secret(
+        self, tenant: str, name: str, pointer: str, secrets: Mapping[str, StoredSecret | None]
+    ) -> tuple[FieldError, ...]:
+        """What keeps this secret from reading data stores of type s3. ``secrets``: by name; None for a damaged one."""
         if not self._for_data:
             why = "secrets of data stores are not available yet where services talk TLS, as in containers"
             return (FieldError(pointer, why, "use a data store of type http"),)
         how = f"set it: `weft secret set {name} access_key=@FILE secret_key=@FILE`"
-        try:
-            secret = await read_secret(self._store, tenant, name) if _NAME.fullmatch(name) is not None else None
-        except Internal:
-            return (FieldError(pointer, f"the secret '{name}' of tenant {tenant} is damaged", how),)
-        if secret is None:
+        if name not in secrets:
             return (FieldError(pointer, f"tenant {tenant} has no secret '{name}'", how),)
+        secret = secrets[name]
+        if secret is None:
+            return (FieldError(pointer, f"the secret '{name}' of tenant {tenant} is damaged", how),)
         missing = " and ".join(key for key in NEEDED_KEYS if key not in secret.values)
         return (FieldError(pointer, f"the secret '{name}' has no {missing}", how),) if missing else ()
+
+    async def _names(self, tenant: str) -> Sequence[str]:
+        prefix = stored_name(tenant, "")
+        return [name.removeprefix(prefix) for name in await self._store.names(prefix)]
 
     async def _read(self, tenant: str, name: str) -> StoredSecret | None:
         """None for a missing secret, and for a damaged one."""

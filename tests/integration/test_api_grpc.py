@@ -125,7 +125,7 @@ class Careless(Jobs):
 async def test_an_rpc_without_a_declared_permission_is_closed(api: Api) -> None:
     from services.api.grpc.auth_interceptor import AuthInterceptor  # noqa: PLC0415 - needed here alone
 
-    server = grpc.aio.server(interceptors=(AuthInterceptor(api.services),))
+    server = grpc.aio.server(interceptors=(AuthInterceptor(api.services, lambda _: None),))
     jobs_pb2_grpc.add_JobsServicer_to_server(Careless(api.services), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

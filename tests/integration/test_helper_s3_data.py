@@ -40,6 +40,12 @@ class Site(ThreadingHTTPServer):
         self.list: bytes | None = None
         self.gets: list[str] = []
         """Keys of objects that were requested; empty for a list."""
+        self.hosts: set[str] = set()
+        """That requests named."""
+        self.cuts = 0
+        """So many bodies end half-way."""
+        self.first_line = b""
+        """Sent in the place of an answer."""
 
     @property
     def endpoint(self) -> str:
@@ -66,6 +72,10 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         key = unquote(url.path).removeprefix("/bucket").removeprefix("/")
         site.gets.append(key)
+        site.hosts.add(self.headers["Host"])
+        if site.first_line:
+            self.wfile.write(site.first_line)
+            return
         status, body = site.status, site.error.encode()
         if status == 200 and not key:
             body = site.list if site.list is not None else site.page(parse_qs(url.query).get("after", [""])[0])
@@ -78,6 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", f'"{hash(body)}"')
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if site.cuts:
+            site.cuts -= 1
+            body = body[: len(body) // 2]
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
@@ -101,8 +114,14 @@ class Fetching:
     def __init__(self, root: Path, site: Site, signer: UrlSigner) -> None:
         self.entry = Input(mount="d", type="s3", location=f"{site.endpoint}/bucket/", secret="photos")
         self.root, self.signer, self.calls = root, signer, 0
+        self.endpoint = site.endpoint
         self.assignment = an_assignment(uid=70_001, gid=70_001, cache=str(root / "cache"))
         self.progress = FetchProgress()
+
+    def sign(self, endpoint: str) -> None:
+        """The store has this endpoint."""
+        self.endpoint = endpoint
+        self.entry = Input(mount="d", type="s3", location=f"{endpoint}/bucket/", secret="photos")
 
     async def __call__(self, settings: HelperSettings = LOCAL) -> dict[str, bytes]:
         """The files that the learner gets."""
@@ -138,14 +157,15 @@ class Fetching:
 async def fetch(tmp_path: Path, site: Site) -> AsyncGenerator[Fetching]:
     intake = Intake(free_address())
     await intake.start()
-    intake.sign_data = lambda _, key, after: f"{site.endpoint}/bucket/{quote(key)}?after={after}&{SIGNATURE}"
     addresses = tmp_path / "addresses.json"
     addresses.write_text(f'{{"metrics": "{intake.address}"}}')
     identity = LearnerIdentity(job="j0", tenant="acme", attempt=1, role="worker", rank=0, name="worker-0")
     client = IntakeClient(addresses, SIGNER.mint(identity))
     signer = UrlSigner()
     signer.use(client)
-    yield Fetching(tmp_path, site, signer)
+    fetching = Fetching(tmp_path, site, signer)
+    intake.sign_data = lambda _, key, after: f"{fetching.endpoint}/bucket/{quote(key)}?after={after}&{SIGNATURE}"
+    yield fetching
     await client.close()
     await intake.stop()
 
@@ -201,8 +221,9 @@ async def test_object_that_the_list_should_not_have_is_refused(site: Site, fetch
         b'<!DOCTYPE a [<!ENTITY b "c">]><a><Contents><Key>&b;</Key><Size>1</Size></Contents></a>',
         b"<a><IsTruncated>true</IsTruncated></a>",
         b"<a>" + b" " * (16 * 2**20) + b"</a>",
+        b"<a>" + b"<b/>" * 200_000 + b"</a>",
     ],
-    ids=["empty", "broken", "negative", "no-size", "entities", "no-token", "large"],
+    ids=["empty", "broken", "negative", "no-size", "entities", "no-token", "large", "many-elements"],
 )
 async def test_a_list_that_is_none_is_refused(site: Site, fetch: Fetching, text: bytes) -> None:
     site.list = text
@@ -226,6 +247,38 @@ async def test_objects_that_are_too_large_together_are_refused(site: Site, fetch
     failure = await fetch.refused(HelperSettings(http_allow=LOCAL.http_allow, http_max_bytes=10))
     assert failure.reason == "DataTooLarge"
     assert "WEFT_HTTP_MAX_BYTES" in failure.message
+
+
+async def test_objects_that_are_larger_than_their_list_says_are_refused(site: Site, fetch: Fetching) -> None:
+    site.objects = {str(number): b"x" * 6 for number in range(3)}
+    listed = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in site.objects)
+    site.list = f"<a>{listed}</a>".encode()
+    settings = HelperSettings(http_allow=LOCAL.http_allow, http_max_bytes=10)
+    with pytest.raises(FetchFailed) as failed:
+        await fetch(settings)
+    assert failed.value.reason == "DataTooLarge"
+    assert site.gets == ["", "0", "1"]
+
+
+async def test_list_whose_connection_breaks_is_read_again(site: Site, fetch: Fetching) -> None:
+    site.objects = {"a": b"one"}
+    site.cuts = 1
+    assert await fetch() == site.objects
+
+
+@pytest.mark.parametrize("site_name", ["127.0.0.1", "LOCALHOST"])
+async def test_request_names_the_host_that_was_signed(site: Site, fetch: Fetching, site_name: str) -> None:
+    """Or the store refuses the signature, and the job's owner is told to correct a right secret."""
+    place = f"{site_name}:{site.server_port}"
+    site.objects = {"a": b"one"}
+    fetch.sign(f"http://{place}")
+    assert await fetch(HelperSettings(http_allow=("127.0.0.0/8", "::1"))) == site.objects
+    assert site.hosts == {place}
+
+
+async def test_words_of_the_server_enter_no_message(site: Site, fetch: Fetching) -> None:
+    site.first_line = f"canary {SIGNATURE}\r\n".encode()
+    assert "BadStatusLine" in (await fetch.refused()).message
 
 
 async def test_address_that_the_operator_has_not_allowed_gets_no_request(site: Site, fetch: Fetching) -> None:

@@ -9,15 +9,16 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
+import pytest
 
 from services.core.adapters.rpc.transport import dial
 from services.core.runtime.address import Address
 from tests.testbed.api_process import api_processes
 from tests.testbed.server import free_address
-from tests.waiting import tries_within, until
+from tests.waiting import HANG_S, tries_within, until
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -123,6 +124,102 @@ async def test_a_probe_is_answered_at_once_however_many_clients_call_without_a_m
             finally:
                 for call in idle:
                     call.cancel()
+
+
+class SilentClient:
+    """A connection that makes calls and reads none of their answers: HTTP/2 with a window of no bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._stream = 1
+
+    @classmethod
+    async def open(cls, address: str) -> Self:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"\x00\x04" + bytes(4)) + _frame(4, 1, 0))
+        return cls(reader, writer)
+
+    async def call(self, method: str) -> None:
+        """Begins a call with an empty message."""
+        headers = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": method,
+            ":authority": "weft",
+            "content-type": "application/grpc",
+            "te": "trailers",
+        }
+        block = b"".join(b"\x00" + _text(name) + _text(value) for name, value in headers.items())
+        self._writer.write(_frame(1, 4, self._stream, block) + _frame(0, 1, self._stream, bytes(5)))
+        self._stream += 2
+        with suppress(ConnectionError):  # it was cut
+            await self._writer.drain()
+
+    async def ended(self) -> None:
+        """Returns when the server has closed the connection."""
+        with suppress(ConnectionError):
+            await self._reader.read()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def _text(text: str) -> bytes:
+    return bytes([len(text)]) + text.encode()
+
+
+def watch(channel: grpc.aio.Channel) -> Any:
+    """A Watch of the health."""
+    method: Any = channel.unary_stream("/grpc.health.v1.Health/Watch")
+    return method(b"")
+
+
+async def _watched(channel: grpc.aio.Channel) -> Any:
+    """The first answer to a new Watch of the health."""
+    watching = watch(channel)
+    try:
+        return await asyncio.wait_for(watching.read(), HANG_S)
+    finally:
+        watching.cancel()
+
+
+async def test_client_that_reads_no_answers_keeps_nobody_from_watching_the_health(tmp_path: Path) -> None:
+    async with api_processes(tmp_path, 1) as (api,), grpc.aio.insecure_channel(api.grpc_address) as channel:
+        await until(lambda: _serves(channel))
+        silent = await SilentClient.open(api.grpc_address)
+        try:
+            for _ in range(10):
+                await silent.call("/grpc.health.v1.Health/Watch")
+            assert await _watched(channel) == b"\x08\x01", "SERVING"
+            assert await _watched(channel) == b"\x08\x01", "SERVING"
+        finally:
+            silent.close()
+
+
+@pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check", OPEN[0], OPEN[3]])
+async def test_clients_that_never_end_calls_without_a_key_are_cut_off(tmp_path: Path, method: str) -> None:
+    """Each such call takes memory of the api, and a connection may have a thousand of them."""
+    async with api_processes(tmp_path, 1) as (api,), grpc.aio.insecure_channel(api.grpc_address) as channel:
+        await until(lambda: _serves(channel))
+        watching = watch(channel)
+        assert await watching.read() == b"\x08\x01", "SERVING"
+        silent = [await SilentClient.open(api.grpc_address) for _ in range(3)]
+        try:
+            ends = [asyncio.create_task(client.ended()) for client in silent]
+            for _ in range(600):
+                await asyncio.gather(*(client.call(method) for client in silent))
+            await until(lambda: sum(end.done() for end in ends) >= 2)
+            assert await until(lambda: _serves(channel)), "others are answered"
+            assert not watching.done(), "others stay connected"
+        finally:
+            watching.cancel()
+            for client in silent:
+                client.close()
 
 
 async def _serves(channel: grpc.aio.Channel) -> bool:

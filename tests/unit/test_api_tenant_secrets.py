@@ -33,3 +33,40 @@ async def test_a_job_that_would_wait_for_a_secret_nobody_can_read_is_refused(tmp
     await shared.check_data_stores("acme", parse_spec(SPEC))
     with pytest.raises(InvalidSpec, match=r"/data_stores/0/secret: .* as in containers; use a data store of type http"):
         await apart.check_data_stores("acme", parse_spec(SPEC))
+
+
+class CountingStore(FolderSecretStore):
+    """Counts what is read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reads = 0
+
+    async def get(self, name: str) -> bytes | None:
+        self.reads += 1
+        return await super().get(name)
+
+
+async def test_a_spec_with_thousands_of_data_stores_does_not_keep_the_api_busy(tmp_path: Path) -> None:
+    store = CountingStore(tmp_path)
+    values = {"access_key": "a", "secret_key": "b"}
+    for name in ("s3", "half"):
+        secret = StoredSecret(created=1, changed=1, changed_by="", values=values if name == "s3" else {})
+        await store.put(stored_name("acme", name), encoded(secret))
+    of_tenant = TenantSecrets(store, clock=SystemClock(), most_of_tenant=2)
+
+    def spec(*names: str) -> dict[str, object]:
+        stores = [
+            {"id": f"d{number}", "type": "s3", "url": "s3://photos", "secret": name}
+            for number, name in enumerate(names)
+        ]
+        return {"name": "photos", "command": "true", "data_stores": stores}
+
+    await of_tenant.check_data_stores("acme", parse_spec(spec(*["s3"] * 1_000)))
+    assert store.reads == 1
+    wrong = parse_spec(spec("s3", "half", *(f"missing{number}" for number in range(1_000))))
+    with pytest.raises(InvalidSpec) as refused:
+        await of_tenant.check_data_stores("acme", wrong)
+    assert store.reads == 3
+    assert [error.pointer for error in refused.value.errors][:2] == ["/data_stores/1/secret", "/data_stores/2/secret"]
+    assert len(refused.value.errors) == 1_001

@@ -81,9 +81,10 @@ def current() -> Call:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
-    def __init__(self, services: ApiServices) -> None:
+    def __init__(self, services: ApiServices, cut: Callable[[str], None]) -> None:
+        """``cut``: closes a connection, see ``OpenCalls``."""
         self._services = services
-        self._open_calls = OpenCalls()
+        self._open_calls = OpenCalls(cut)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails

@@ -6,11 +6,15 @@ share a few places for messages that are being received, and a message beyond ``
 A client sends its message with its call, so a call that has a place for a while and no message is idle. It loses its
 place to a call that waits for one, and of those that wait the newest is next: however many idle calls there are, they
 delay the others by ``_TURN_S`` only.
+
+A call lasts as long as its client wants: it need not read its answer, and may watch the health for ever. So the calls
+are counted until their answers are sent, and with more than ``_MOST`` the connection that has most of them is cut.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -22,6 +26,8 @@ import grpc.aio
 from services.api.grpc.errors import status_of
 from services.core.domain.errors import InvalidRequest, Unavailable, WeftError
 
+_MOST: Final = 1_000
+"""Calls at a time. Each takes 25 KB of memory, and one whose client does not read cannot be ended by an answer."""
 _PLACES: Final = 4
 _WAIT_S: Final = 10.0
 """Longest time for a message, with the wait for its place. An idle stream of reflection is ended after it."""
@@ -33,7 +39,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OpenCalls:
-    def __init__(self) -> None:
+    def __init__(self, cut: Callable[[str], None]) -> None:
+        """``cut``: closes the connection of this name, ``context.peer()``; without effect if there is none."""
+        self._cut = cut
+        self._calls = Counter[str]()
+        """Connection -> its calls."""
         self._holders: dict[asyncio.Timeout, float] = {}
         """Time limit of a call with a place -> when it got it, in seconds of the loop; the oldest first."""
         self._waiting: dict[asyncio.Timeout, asyncio.Future[None]] = {}
@@ -45,10 +55,26 @@ class OpenCalls:
         Raises InvalidRequest if there is none or it is too large, Unavailable after ``_WAIT_S``,
         or after ``_TURN_S`` if others wait.
         """
+        self._count(context)
         message = await self._next(context)
         if message is None:
             raise InvalidRequest("the call has no message")
         return message
+
+    def _count(self, context: Context) -> None:
+        """Counts the call until its answer is sent, or its connection has ended."""
+        connection = context.peer()
+
+        def ended(_: Context) -> None:
+            self._calls[connection] -= 1
+            if not self._calls[connection]:
+                del self._calls[connection]
+
+        self._calls[connection] += 1
+        at_end: Any = context.add_done_callback  # the stubs know no functions here
+        at_end(ended)
+        if self._calls.total() > _MOST:
+            self._cut(max(self._calls, key=self._calls.__getitem__))
 
     async def _next(self, context: Context) -> bytes | None:
         """None at the end of the stream. Raises as ``received``."""
@@ -102,6 +128,7 @@ class OpenCalls:
 
         async def messages(context: Context) -> AsyncGenerator[Any]:
             async with refusing(context):
+                self._count(context)
                 while (message := await self._next(context)) is not None:
                     yield parse(message)
 
@@ -111,7 +138,11 @@ class OpenCalls:
 
         async def watch(_: Any, context: Context) -> None:
             async with refusing(context):
-                await handler.unary_stream(parse(await self.received(context)), context)
+                message, replies = parse(await self.received(context)), _Replies()
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(handler.unary_stream(message, replies))
+                    while True:
+                        await context.write(await replies.next())
 
         async def converse(_: Any, context: Context) -> AsyncGenerator[Any]:
             async for reply in handler.stream_stream(messages(context), context):
@@ -122,3 +153,20 @@ class OpenCalls:
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(watch, None, handler.response_serializer)
         return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
+
+
+class _Replies:
+    """What a handler uses as its context: takes its replies at once.
+
+    The health service writes while it holds a lock of all who watch a service: one of them that does not read its
+    replies would keep the others from theirs.
+    """
+
+    def __init__(self) -> None:
+        self._queue = asyncio.Queue[Any]()
+
+    async def write(self, reply: Any) -> None:
+        self._queue.put_nowait(reply)
+
+    async def next(self) -> Any:
+        return await self._queue.get()

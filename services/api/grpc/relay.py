@@ -2,6 +2,8 @@
 
 gRPC for Python cannot serve a socket that exists already. So the server listens at a socket in the private folder, and
 every connection to the held port is joined to a connection there, byte by byte, with the back-pressure of both sides.
+The inner connection has a name, by which the server tells connections apart and can have one cut: gRPC itself cannot
+close a connection.
 """
 
 from __future__ import annotations
@@ -10,10 +12,14 @@ import asyncio
 import os
 import socket
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 from services.core.runtime.connections import Connections
 from services.core.runtime.sockets import open_private_folder, short_path, without_delay
+from services.core.runtime.undo import undo_on_failure
+
+_ABSTRACT: Final = "unix-abstract:"
+"""With it gRPC begins the name of a peer whose socket has a name without a file."""
 
 
 class _End(asyncio.Protocol):
@@ -64,6 +70,8 @@ class _Outer(_End):
         super().__init__()
         self._relay = relay
         self._early: list[bytes] = []
+        self.name = ""
+        """Of its inner end, as ``context.peer()`` of gRPC; empty until it is connected."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -97,15 +105,16 @@ class Relay:
     """``path``: the socket of the gRPC server. Use ``start`` once the server listens there."""
 
     def __init__(self, held: socket.socket, path: Path, connections: Connections) -> None:
-        self._held, self._path, self._connections = held, path, connections
+        self._held, self.path, self._connections = held, path, connections
         without_delay(held)
         self._outer: set[_Outer] = set()
+        self._named: dict[str, _Outer] = {}
         self._joining: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._folder = -1
 
     async def start(self) -> None:
-        self._folder = open_private_folder(self._path.parent)
+        self._folder = open_private_folder(self.path.parent)
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _Outer(self), sock=self._held, backlog=2048
         )
@@ -139,10 +148,14 @@ class Relay:
         task.add_done_callback(self._joining.discard)
 
     async def _join(self, outer: _Outer, transport: asyncio.Transport) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            _, inner = await asyncio.get_running_loop().create_unix_connection(
-                lambda: _End(outer), short_path(self._path, self._folder)
-            )
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            with undo_on_failure(connection.close):
+                connection.bind("")  # the kernel chooses a name that no other socket has
+                outer.name = f"{_ABSTRACT}{connection.getsockname()[1:].decode()}"
+                await loop.sock_connect(connection, short_path(self.path, self._folder))
+                _, inner = await loop.create_unix_connection(lambda: _End(outer), sock=connection)
         except OSError:  # the server stops
             transport.abort()
             return
@@ -150,10 +163,19 @@ class Relay:
             assert inner.transport is not None  # noqa: S101 - it is connected
             inner.transport.close()
             return
+        self._named[outer.name] = outer
         outer.joined(inner)
+
+    def cut(self, name: str) -> None:
+        """Closes the connection whose inner end has this name. Without effect if there is none."""
+        outer = self._named.get(name)
+        if outer is not None and outer.transport is not None:
+            outer.transport.abort()
 
     def left(self, outer: _Outer) -> None:
         """The connection has ended."""
         self._outer.discard(outer)
+        if self._named.get(outer.name) is outer:  # else the kernel has given the name to a newer one
+            del self._named[outer.name]
         if outer.transport is not None:
             self._connections.left(outer.transport)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -61,27 +61,26 @@ async def serve(address: str, services: ApiServices, *, held: socket.socket | No
     ``held``: a socket that listens there already; see ``Relay``. It is closed at the end.
     """
     largest = max(_PIECE, services.settings.max_spec_bytes + _OVERHEAD)
-    server = grpc.aio.server(
-        interceptors=(AuthInterceptor(services),), options=(*OPTIONS, ("grpc.max_receive_message_length", largest))
-    )
-    health_servicer = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    for name, (servicer, register) in SERVICERS.items():
-        register(servicer(services), server)
-        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection((*SERVICERS, HEALTH, reflection.SERVICE_NAME), server)
-    async with _listening(server, address, services, held):
-        await services.stopping.wait()
-        await health_servicer.enter_graceful_shutdown()
+    with _relay(address, services, held) as relay:
+        server = grpc.aio.server(
+            interceptors=(AuthInterceptor(services, relay.cut),),
+            options=(*OPTIONS, ("grpc.max_receive_message_length", largest)),
+        )
+        health_servicer = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        for name, (servicer, register) in SERVICERS.items():
+            register(servicer(services), server)
+            await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection((*SERVICERS, HEALTH, reflection.SERVICE_NAME), server)
+        async with _listening(server, relay):
+            await services.stopping.wait()
+            await health_servicer.enter_graceful_shutdown()
 
 
-@asynccontextmanager
-async def _listening(
-    server: grpc.aio.Server, address: str, services: ApiServices, held: socket.socket | None
-) -> AsyncGenerator[None]:
-    """Within it the server serves. At the end running calls get ``_SHUTDOWN_S`` to finish.
-
-    The relay bounds the connections, which gRPC does not, so it is there without a held socket, too.
+@contextmanager
+def _relay(address: str, services: ApiServices, held: socket.socket | None) -> Generator[Relay]:
+    """The relay, before it carries connections. It bounds them, which gRPC does not, so it is there without a held
+    socket, too.
     """
     with ExitStack() as stack:
         if held is None:
@@ -91,17 +90,21 @@ async def _listening(
             make_private_folder(folder)  # in a pod's volume it has the setgid bit
         else:
             folder = services.settings.installation / SOCKETS
-        path = folder / _BEHIND_RELAY
-        counted = connections("grpc", services.settings, services.instrumentation)
-        listening, relay = Listening(server, Address(f"{UNIX}{path}")), Relay(held, path, counted)
-        await listening.start()
-        try:
-            await relay.start()
-            yield
-        finally:
-            relay.refuse_new()
-            await asyncio.shield(listening.stop(_SHUTDOWN_S))
-            await relay.close()
+        yield Relay(held, folder / _BEHIND_RELAY, connections("grpc", services.settings, services.instrumentation))
+
+
+@asynccontextmanager
+async def _listening(server: grpc.aio.Server, relay: Relay) -> AsyncGenerator[None]:
+    """Within it the server serves. At the end running calls get ``_SHUTDOWN_S`` to finish."""
+    listening = Listening(server, Address(f"{UNIX}{relay.path}"))
+    await listening.start()
+    try:
+        await relay.start()
+        yield
+    finally:
+        relay.refuse_new()
+        await asyncio.shield(listening.stop(_SHUTDOWN_S))
+        await relay.close()
 
 
 def _listen(address: str) -> socket.socket:

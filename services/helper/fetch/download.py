@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Generator
@@ -32,6 +33,7 @@ TOO_LARGE: Final = "DataTooLarge"
 TRIES: Final = 4
 """Seven seconds of pauses. After that the hardware is given back, and the job is tried again later."""
 _CHUNK: Final = 2**20
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 ReportBytes = Callable[[int, int | None], None]
 """Is told the bytes that have come, and all bytes of the file (None: unknown). May raise FetchCancelled."""
@@ -39,6 +41,12 @@ ReportBytes = Callable[[int, int | None], None]
 
 class TemporaryFailure(Exception):
     """The server or the connection failed; another try may succeed."""
+
+
+def why_failed(error: Exception) -> str:
+    """What failed, for messages: without words of the server, which could send back a signed request."""
+    foreign = isinstance(error, http.client.HTTPException) and not isinstance(error, OSError)
+    return type(error).__name__ if foreign else str(error) or type(error).__name__
 
 
 class _PartRefused(Exception):
@@ -105,7 +113,7 @@ def refresh(
                 raise
             if (place / "body.json").exists():
                 break
-            why = str(error) or type(error).__name__
+            why = why_failed(error)
             if attempt == TRIES:
                 # A name server that does not answer is EAI_AGAIN; this one says that there is no such host.
                 unknown = isinstance(error, socket.gaierror) and error.errno in _NO_SUCH_HOST
@@ -146,7 +154,7 @@ def _continue(
         if response.status != 206:
             resumed = 0
         length = response.headers.get("Content-Length", "")
-        total = resumed + int(length) if length.isdigit() else None
+        total = resumed + int(length) if _LENGTH.fullmatch(length) else None
         if (total or 0) > max_bytes:
             raise FetchFailed(TOO_LARGE, f"{remote.address} is larger than the operator allows (WEFT_HTTP_MAX_BYTES)")
         etag = response.headers.get("ETag", "")

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote, urlsplit
-from xml.etree import ElementTree as ET
 
 from services.core.domain.errors import PermissionDenied, Unavailable
 from services.core.domain.outages import Outage
@@ -37,8 +36,10 @@ from services.helper.fetch.download import (
     give,
     locked_place,
     refresh,
+    why_failed,
 )
 from services.helper.fetch.progress import FetchFailed, FetchProgress
+from services.helper.fetch.s3_list import Listed, UnreadableList, read_page
 from services.helper.fetch.versions import DataVersions
 from services.helper.objects import UrlSigner
 from services.helper.settings import HelperSettings
@@ -47,8 +48,7 @@ SECRET_INVALID: Final = "SecretInvalid"  # noqa: S105 - a reason
 """The secret is missing, lacks a key, or the store refuses it."""
 MOST_OBJECTS: Final = 100_000
 """Of one input. A larger set belongs into archives: each object costs a request."""
-_LIST_BYTES: Final = 16 * 2**20
-"""Of one page: 1,000 keys of 1 KiB, each character escaped."""
+_CHUNK: Final = 64 * 1024
 _ERROR_BYTES: Final = 64 * 1024
 _NAME_BYTES: Final = 255
 _PAUSE_MOST_S: Final = 2.0
@@ -65,16 +65,6 @@ _REFUSED: Final = {
 _CLOCK: Final = frozenset({"RequestTimeTooSkewed", "RequestExpired"})
 _PLACE: Final = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocation"})
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """An object of the list."""
-
-    key: str
-    size: int
-    """Bytes."""
-    etag: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +88,8 @@ class _Store:
         checked = check_url(f"{self.objects.endpoint}/", self.allowed)
         signed = urlsplit(self._signed(key, after))
         with contextlib.closing(checked.connect()) as connection:
-            sent = {"User-Agent": "weft", "Accept-Encoding": "identity", **headers}
+            # The host as it was signed: with its port, also where that is the usual one, and with its capitals.
+            sent = {"Host": signed.netloc, "User-Agent": "weft", "Accept-Encoding": "identity", **headers}
             connection.request("GET", f"{signed.path}?{signed.query}", headers=sent)
             with connection.getresponse() as response:
                 yield response
@@ -178,25 +169,29 @@ def fetch_s3(
     store = _Store(entry, s3_objects(entry.location, entry.path), signer, settings.http_allow, progress)
     hashing = hashlib.sha256()
 
-    def fetch(key: str, name: str, listed: _Listed | None, report: ReportBytes) -> None:
+    def fetch(key: str, name: str, listed: Listed | None, report: ReportBytes, *, most: int) -> int:
+        """Returns the bytes of the object. ``most``: of them."""
         with locked_place(assignment, f"s3 {store.address(key)}", storable(key), progress) as place:
             digest = _cached(place, listed) or refresh(
                 _Object(store, key),
                 place,
-                settings.http_max_bytes,
+                most,
                 progress,
                 keep_free=assignment.data_keep_free,
                 report=report,
             )
             path = target / name
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            size = (place / "body").stat().st_size
             give(place / "body", path, shared=assignment.owner is not None, keep_free=assignment.data_keep_free)
         hashing.update(f"{name}\0{digest}\n".encode())
+        return size
 
     target.mkdir(mode=0o755)
     if not store.objects.is_folder:
         key = store.objects.key
-        fetch(key, _names([key], key[: key.rfind("/") + 1])[0], None, progress.report_bytes)
+        name = _names([key], key[: key.rfind("/") + 1])[0]
+        fetch(key, name, None, progress.report_bytes, most=settings.http_max_bytes)
         return hashing.hexdigest()
     listed = _list(store)
     names = _names([item.key for item in listed], store.objects.key)
@@ -213,13 +208,13 @@ def fetch_s3(
         def report(received: int, _: int | None, before: int = before) -> None:
             progress.report_bytes(before + received, total)
 
-        fetch(item.key, name, item, report)
-        done += item.size
+        # Its size in the list is the server's word: all objects together are bounded by what has come.
+        done += fetch(item.key, name, item, report, most=settings.http_max_bytes - done)
         progress.report_bytes(done, total)
     return hashing.hexdigest()
 
 
-def _cached(place: Path, listed: _Listed | None) -> str:
+def _cached(place: Path, listed: Listed | None) -> str:
     """The digest of the cached file if it is the one that the list names; else empty."""
     cached = described(place)
     if listed is None or not listed.etag or str(cached.get("etag", "")).strip('"') != listed.etag:
@@ -230,9 +225,9 @@ def _cached(place: Path, listed: _Listed | None) -> str:
         return ""
 
 
-def _list(store: _Store) -> list[_Listed]:
+def _list(store: _Store) -> list[Listed]:
     """All objects of the input, without the empty ones that stand for folders. At least one."""
-    objects: list[_Listed] = []
+    objects: list[Listed] = []
     after, tokens = "", set[str]()
     address = store.address(store.objects.key)
     while True:
@@ -259,7 +254,7 @@ def _tried(store: _Store, call: Callable[[], Result]) -> Result:
         try:
             return call()
         except (TemporaryFailure, OSError, http.client.HTTPException) as error:
-            why = str(error) or type(error).__name__
+            why = why_failed(error)
             if attempt == TRIES:
                 raise FetchFailed(
                     Outage.DATA_STORE_UNAVAILABLE, f"{store.objects.endpoint} cannot list the objects: {why}"
@@ -269,31 +264,27 @@ def _tried(store: _Store, call: Callable[[], Result]) -> Result:
     raise AssertionError
 
 
-def _page(store: _Store, after: str) -> tuple[list[_Listed], str]:
+def _page(store: _Store, after: str) -> tuple[list[Listed], str]:
     """A page of the list, and the token of the next; empty: it is the last."""
+    unreadable = FetchFailed(DENIED, f"{store.objects.endpoint} sends a list that cannot be read")
     with store.get("", {}, after=after) as response:
         store.check(response, store.objects.key)
-        text = response.read(_LIST_BYTES + 1)
-    unreadable = FetchFailed(DENIED, f"{store.objects.endpoint} sends a list that cannot be read")
-    if len(text) > _LIST_BYTES or b"<!" in text:
+        try:
+            page, after = read_page(_received(response, store.progress))
+        except UnreadableList:
+            raise unreadable from None
+    if any(not store.objects.has(item.key) for item in page):
         raise unreadable
-    try:
-        root = ET.fromstring(text)  # noqa: S314 - bounded, and without declarations
-        page = [
-            _Listed(
-                item.findtext("{*}Key", ""), int(item.findtext("{*}Size", "")), item.findtext("{*}ETag", "").strip('"')
-            )
-            for item in root.iterfind("{*}Contents")
-        ]
-    except (ET.ParseError, ValueError):
-        raise unreadable from None
-    if any(item.size < 0 or not store.objects.has(item.key) for item in page):
-        raise unreadable
-    more = root.findtext("{*}IsTruncated", "") == "true"
-    after = root.findtext("{*}NextContinuationToken", "")
-    if more and not after:
-        raise unreadable
-    return page, after if more else ""
+    return page, after
+
+
+def _received(response: http.client.HTTPResponse, progress: FetchProgress) -> Generator[bytes]:
+    """The body as it comes. Raises TemporaryFailure if the connection broke, FetchCancelled after a stop."""
+    while chunk := response.read(_CHUNK):
+        progress.check()
+        yield chunk
+    if response.length:
+        raise TemporaryFailure("the connection broke before the whole list had come")
 
 
 def _names(keys: Sequence[str], base: str) -> list[str]:
