@@ -87,6 +87,7 @@ def _learners(job: Job, spec: JobSpec, mint: MintToken, sizes: Mapping[str, Size
                 env=dict(spec.env),
                 gpu_type=(role.gpu_type or spec.resources.gpu_type or "") if size.gpus else "",
                 shm=spec.resources.shm or 0,
+                devices=dict(size.devices),
                 run=job.attempt.run_of(name),
             )
             rank += 1

@@ -216,6 +216,7 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
         ({"resources": {"shm": "1GB"}}, "/resources/shm"),
         ({"resources": {"disk": "1GB"}}, "/resources/disk"),
         ({"resources": {"devices": {"rdma/hca": 1}}}, "/resources/devices"),
+        ({"roles": {"worker": {"count": 1, "devices": {"rdma/hca": 1}}}}, "/roles/worker/devices"),
     ],
     ids=str,
 )
@@ -254,6 +255,17 @@ def test_pods_have_images_and_shared_memory() -> None:
     spec = a_spec(image="registry.example/mine:1", resources={"shm": "1GB", "gpus": 2})
     assert unsupported(spec, "kubernetes") == ()
     assert [error.pointer for error in unsupported(spec)] == ["/image", "/resources/shm"]
+
+
+def test_learners_in_pods_have_the_devices_of_their_role_or_else_of_the_job() -> None:
+    roles = {"ps": {"count": 1, "devices": {}}, "nic": {"count": 1, "devices": {"rdma/hca": 2}}, "worker": {"count": 1}}
+    spec = a_spec(resources={"devices": {"rdma/hca": 1, "example.org/fpga": 3}}, roles=roles)
+    assert unsupported(spec, "kubernetes") == ()
+    assert {name: dict(spec.role_resources(name).devices) for name in roles} == {
+        "ps": {},
+        "nic": {"rdma/hca": 2},
+        "worker": {"rdma/hca": 1, "example.org/fpga": 3},
+    }
 
 
 def test_an_unknown_field_of_a_metrics_file_is_refused_with_the_nearest_name() -> None:

@@ -94,6 +94,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "image": {"image": "img:1", "framework": None},
     "image_pull_secret": {"image_pull_secret": "s"},
     "resources.devices": {"resources": {"devices": {"rdma/hca": 1}}},
+    "roles.devices": {"roles": {"worker": {"count": 1, "devices": {"rdma/hca": 1}}}},
     "resources.shm": {"resources": {"shm": "1GB"}},
     "resources.disk": {"resources": {"disk": "1GB"}},
     "data_stores.claim": {"data_stores": [{"id": "d", "type": "pvc", "claim": "c"}]},

@@ -52,6 +52,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "roles.worker.memory": "roles: {worker: {count: 2, memory: 8GB}}",
     "roles.worker.gpus": "roles: {worker: {count: 2, gpus: 1}}",
     "roles.worker.gpu_type": "roles: {worker: {count: 2, gpus: 1, gpu_type: v100}}",
+    "roles.worker.devices": "resources: {devices: {rdma/hca: 1}}\nroles: {ps: {count: 1, devices: {}}}",
     "roles.worker.decides": "roles: {ps: {count: 1}, worker: {count: 4, decides: true}}",
     "roles.worker.min": "roles: {worker: {count: 4, min: 2}}",
     "roles.worker.on_failure": "roles: {ps: {count: 1}, worker: {count: 4, on_failure: ignore}}",

@@ -138,6 +138,8 @@ class LearnerPlan:
     """Model of GPU that its node must have; empty: any."""
     shm: int = 0
     """Bytes of /dev/shm; 0: the cluster's default."""
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Beside GPUs: name of an extended resource of Kubernetes -> count."""
     run: int = 1
     """Which start of the learner within the attempt this is. The cluster replaces a learner of a lower run."""
     variables: Variables = field(default_factory=dict)

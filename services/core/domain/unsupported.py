@@ -30,6 +30,15 @@ def _unsupported_without_pods(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
     if spec.resources.shm:
         yield FieldError("/resources/shm", f"shm is {_LATER}", "leave it out")
+    for pointer in _device_fields(spec):
+        yield FieldError(pointer, f"devices are {_LATER}: they are for learners in pods", "leave it out")
+
+
+def _device_fields(spec: JobSpec) -> Iterator[str]:
+    """Pointers of the fields that name devices."""
+    if spec.resources.devices:
+        yield "/resources/devices"
+    yield from (f"/roles/{name}/devices" for name, role in spec.roles.items() if role.devices)
 
 
 def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
@@ -80,6 +89,5 @@ def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/priority", f"priorities are {_LATER}", "leave it out")
     if spec.placement not in {"pack", "spread"}:
         yield FieldError("/placement", f"topology keys are {_LATER}", "there are: pack, spread")
-    for field in ("disk", "devices"):
-        if getattr(spec.resources, field):
-            yield FieldError(f"/resources/{field}", f"{field} is {_LATER}", "leave it out")
+    if spec.resources.disk:
+        yield FieldError("/resources/disk", f"disk is {_LATER}", "leave it out")

@@ -33,6 +33,7 @@ OPTIONS: Final = KubernetesOptions(
     lcm_account="platform/walls-lcm",
     guardian_account="platform/walls-guardian",
     priority_classes={"high": "walls-high"},
+    devices=("rdma/hca", "example.org/fpga"),
 )
 _JOB: Final = "j01m81m6wwmrnwpzxnhp31z"
 _OWNER: Final = f"weft-{_JOB}-1"
@@ -65,9 +66,18 @@ class Hostile:
 
 
 def plan(job: str = _JOB) -> AttemptPlan:
-    """A gang of two with a GPU each."""
+    """A gang of two with a GPU and a network adapter each."""
     gang = tuple(
-        a_learner(f"worker-{rank}", cpus=0.1, memory=2**27, gpus=1, node="", token=f"token-of-{rank}", shm=2**24)
+        a_learner(
+            f"worker-{rank}",
+            cpus=0.1,
+            memory=2**27,
+            gpus=1,
+            node="",
+            token=f"token-of-{rank}",
+            shm=2**24,
+            devices={"rdma/hca": 1},
+        )
         for rank in range(2)
     )
     return with_variables(
@@ -156,6 +166,10 @@ _CONTAINER: Final[Mapping[str, tuple[object, ...]]] = {
 """Of both containers. ``shm`` stands for no volume of the helper."""
 
 _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
+    "resources": tuple(
+        {"limits": {"cpu": "1", "memory": "1Gi", name: "1"}, "requests": {"cpu": "1", "memory": "1Gi", name: "1"}}
+        for name in ("example.org/disk", "rdma/hca_exclusive", "rdma/h", "smarter-devices/fuse", "hugepages-2Mi")
+    ),
     "command": (["/bin/sh", "-c", "true"], ["/weft/job/code/entry.sh"], None),
     "image": ("docker.io/library/busybox:1", "testbed.invalid.example/busybox:1", "registry.example/teammate:1"),
     "volumeMounts+": (
@@ -183,7 +197,10 @@ _HELPER: Final[Mapping[str, tuple[object, ...]]] = {
     "image": ("testbed.invalid/busybox:1", "registry.example/helper:latest", "testbed.invalid/helper-2:1"),
     "command": (["/bin/sh"],),
     "restartPolicy": (None,),
-    "resources.limits": ({"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},),
+    "resources.limits": (
+        {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},
+        {"cpu": "1", "memory": "1Gi", "rdma/hca": "1"},
+    ),
     "volumeMounts.4": ({"name": "runs", "mountPath": "/weft/runs"},),
     "volumeMounts.1": ({"name": "token", "mountPath": "/weft/job/token", "readOnly": True},),
 }

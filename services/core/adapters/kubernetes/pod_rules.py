@@ -167,7 +167,9 @@ def _containers(spec: Mapping[str, Any], options: KubernetesOptions) -> Iterator
             {
                 "image": lambda value: is_allowed_image(str(value), options),
                 "command": _is(["/bin/sh", f"{layout.ENTRY}/{layout.ENTRY_FILE}"]),
-                "resources": lambda value: _is_bounded(value, {"cpu", "memory", options.gpu_resource}),
+                "resources": lambda value: _is_bounded(
+                    value, {"cpu", "memory", options.gpu_resource, *options.devices}
+                ),
             },
         )
 

@@ -42,6 +42,7 @@ def pod(
         "cpus": learner.cpus + options.helper_cpus,
         "memory": learner.memory + options.helper_memory,
         "gpus": learner.gpus,
+        **({"devices": dict(learner.devices)} if learner.devices else {}),
     }
     spec: Document = {
         "schedulingGates": [{"name": layout.SCHEDULING_GATE}],
@@ -209,6 +210,7 @@ def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
     size = {"cpu": _cpus(learner.cpus), "memory": str(learner.memory)}
     if learner.gpus:
         size[options.gpu_resource] = str(_whole_gpus(learner))
+    size |= _devices(learner, options)
     mounts = [
         _mount("control", layout.CONTROL, read_only=True),
         _mount("runs", layout.RUNS),
@@ -313,6 +315,17 @@ def _mount(volume: str, path: str, *, read_only: bool = False) -> Document:
 
 def _cpus(cpus: float) -> str:
     return f"{math.ceil(cpus * 1000)}m"
+
+
+def _devices(learner: LearnerPlan, options: KubernetesOptions) -> dict[str, str]:
+    """Limits of the learner's devices. Raises InvalidRequest for one that the operator does not list."""
+    unlisted = sorted({*learner.devices} - {*options.devices})
+    if unlisted:
+        listed = ", ".join(options.devices) or "none"
+        raise InvalidRequest(
+            f"this cluster gives no {unlisted[0]} to learners; devices here: {listed} (WEFT_KUBERNETES_DEVICES)"
+        )
+    return {name: str(count) for name, count in sorted(learner.devices.items())}
 
 
 def _whole_gpus(learner: LearnerPlan) -> int:
