@@ -234,6 +234,10 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
         ({"data_stores": [{"id": "l", "type": "host", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "nfs", "server": "nas", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "s3", "url": "s3://bucket", "secret": "s"}]}, "/data_stores/0/type"),
+        (
+            {"data_stores": [{"id": "d", "type": "http", "url": "http://h"}], "outputs": {"store": "d"}},
+            "/outputs/store",
+        ),
         ({"resources": {"gpus": 0.5}}, "/resources/gpus"),
         ({"roles": {"worker": {"count": 1, "gpus": 0.5}}}, "/roles/worker/gpus"),
     ],
@@ -249,6 +253,13 @@ def test_volumes_of_claims_are_for_pods() -> None:
     spec = a_spec(data_stores=[{"id": "l", "type": "pvc", "claim": "imagenet"}])
     assert unsupported(spec, "kubernetes") == ()
     assert [error.pointer for error in unsupported(spec)] == ["/data_stores/0/type"]
+
+
+def test_results_of_pods_may_be_stored_on_claims() -> None:
+    a_claim = {"id": "l", "type": "pvc", "claim": "kept"}
+    spec = a_spec(data_stores=[a_claim], outputs={"store": "l", "path": "results/"})
+    assert unsupported(spec, "kubernetes") == ()
+    assert [error.pointer for error in unsupported(spec)] == ["/outputs", "/data_stores/0/type"]
 
 
 def test_pods_have_images_and_shared_memory() -> None:

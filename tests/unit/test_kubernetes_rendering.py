@@ -19,7 +19,7 @@ from services.core.adapters.kubernetes.options import GangMethod, KubernetesOpti
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.bootstrap import kubernetes
 from services.core.domain.errors import InvalidRequest
-from services.core.domain.plan import AttemptPlan
+from services.core.domain.plan import AttemptPlan, Input, Output
 from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS
 from services.core.formats import stored_plan
 from services.core.frameworks import find
@@ -170,6 +170,32 @@ def test_devices_are_limits_of_the_learner_alone_and_its_pod_says_what_it_holds(
     assert (observed.devices, observed.gpus) == ((("rdma/hca", 2),), 1)
     with pytest.raises(InvalidRequest, match=r"gives no rdma/hca to learners; devices here: example.org/fpga"):
         pods.pod(attempt, learner, replace(OPTIONS, devices=("example.org/fpga",)), UID, gang=GangMethod.GATES)
+
+
+def test_claim_for_results_is_mounted_by_the_helper_alone_and_read_only_where_it_is_an_input_too() -> None:
+    attempt = plan(
+        inputs=tuple(Input(mount=name, type="pvc", location=name) for name in ("both", "set")),
+        output=Output(type="pvc", location="both", path="results"),
+    )
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)
+    pod_rules.check(pod, OPTIONS)
+    claims = {
+        entry["name"]: entry["persistentVolumeClaim"]
+        for entry in pod["spec"]["volumes"]
+        if "persistentVolumeClaim" in entry
+    }
+    assert claims == {"results": {"claimName": "both"}, "data-1": {"claimName": "set", "readOnly": True}}
+    (helper,), (learner,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    inputs = [
+        {"name": "results", "mountPath": "/weft/volumes/both", "readOnly": True},
+        {"name": "data-1", "mountPath": "/weft/volumes/set", "readOnly": True},
+    ]
+    assert [mount for mount in learner["volumeMounts"] if mount["name"] in claims] == inputs
+    writable = {"name": "results", "mountPath": "/weft/results"}
+    assert [mount for mount in helper["volumeMounts"] if mount["name"] in claims] == [*inputs, writable]
+    assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    stored = stored_plan.read(json.loads(objects.owner(attempt, OPTIONS)["data"]["plan.json"]), "worker-0")
+    assert stored.plan.output == attempt.output
 
 
 def test_gpus_are_no_devices_of_the_operators_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "metrics": "metrics: [{type: jsonl, path: metrics.jsonl}]",
     "name": "name: mnist-baseline",
     "notify": "notify: [team-chat]",
-    "outputs": "outputs: {store: bucket, path: results}",
+    "outputs": "outputs: {store: disk, path: results}",
     "placement": "placement: spread",
     "preemptible": "preemptible: true",
     "priority": "priority: high",

@@ -165,6 +165,19 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where results are stored in place of the platform's store."""
+
+    type: str
+    """pvc."""
+    location: str
+    """The name of the claim."""
+    path: str = ""
+    """Folder in the data store: names that '/' separates; empty: its top. Attempts have folders of their own there."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPlan:
     """All learners of one attempt. Durations are milliseconds."""
 
@@ -189,6 +202,8 @@ class AttemptPlan:
     code_digest: str
     """``sha256:<hex>`` of the code archive; empty: no code."""
     inputs: tuple[Input, ...]
+    output: Output | None = None
+    """None: results are stored in the platform's store."""
     grace: int
     """Milliseconds between SIGTERM and SIGKILL."""
     store_timeout: int

@@ -191,7 +191,8 @@ class DataStore(_Model):
     )
     region: Text | None = Field(default=None, description="s3: region of the bucket; default: us-east-1.")
     claim: Text | None = Field(
-        default=None, description="pvc: name of a PersistentVolumeClaim in the tenant's namespace; it is read only."
+        default=None,
+        description="pvc: name of a PersistentVolumeClaim in the tenant's namespace. Learners can only read it.",
     )
 
     @model_validator(mode="after")
@@ -229,10 +230,14 @@ class Input(_Model):
 
 
 class Output(_Model):
-    """Where results are copied to."""
+    """Where results are stored in place of the platform's store."""
 
-    store: Name = Field(description="Id of a data store.")
-    path: Text = Field(default="", description="Folder in the store.")
+    store: Name = Field(description="Id of a data store of type pvc.")
+    path: Text = Field(
+        default="",
+        max_length=1024,
+        description="Folder in the store. Results are below it, in JOB/attempts/N/LEARNER; default: the store itself.",
+    )
 
 
 class Checkpoint(_Model):
@@ -315,7 +320,9 @@ class JobSpec(_Model):
     placement: Text = Field(default="pack", description="pack, spread, or a topology key.")
     data_stores: tuple[DataStore, ...] = Field(default=(), description="Places that inputs are read from.")
     inputs: tuple[Input, ...] = Field(default=(), description="Data for the learners.")
-    outputs: Output | None = Field(default=None, description="Where results are copied to.")
+    outputs: Output | None = Field(
+        default=None, description="Kubernetes: where results are stored; default: the platform's store."
+    )
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Checkpoints of the training.")
     metrics: tuple[MetricSource, ...] = Field(default=(), description="Files that metrics are read from.")
     retries: Retries = Field(default=Retries(), description="Attempts after a failure.")
@@ -426,6 +433,8 @@ def _store_errors(spec: JobSpec) -> Iterator[FieldError]:
     for pointer, store in used:
         if store not in stores:
             yield FieldError(pointer, f"there is no data store '{store}'", nearest(store, stores))
+    if spec.outputs is not None and _leaves_folder(spec.outputs.path):
+        yield FieldError("/outputs/path", "a relative path without '..', e.g. results/")
 
 
 def _input_errors(spec: JobSpec) -> Iterator[FieldError]:

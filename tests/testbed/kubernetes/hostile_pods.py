@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import objects, pods
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
-from services.core.domain.plan import AttemptPlan, Input
+from services.core.domain.plan import AttemptPlan, Input, Output
 from services.core.strategies.registry import with_variables
 from tests.documents import a_learner, a_plan
 from tests.testbed.kubernetes.options import OPTIONS as SMALL
@@ -87,6 +87,7 @@ def plan(job: str = _JOB) -> AttemptPlan:
             tenant=TENANT,
             distribution="torchrun",
             inputs=(Input(mount="set", type="pvc", location="mine"),),
+            output=Output(type="pvc", location="kept", path="results"),
             grace=1000,
             store_timeout=1000,
             priority="high",
@@ -177,6 +178,10 @@ _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "private", "mountPath": "/weft/private"},
         {"name": "plan", "mountPath": "/weft/plan"},
         {"name": "helper-tmp", "mountPath": "/helper"},
+        {"name": "results", "mountPath": "/weft/results"},
+        {"name": "results", "mountPath": "/weft/results", "readOnly": True},
+        {"name": "results", "mountPath": "/weft/volumes/kept"},
+        {"name": "results", "mountPath": "/usr", "readOnly": True},
     ),
     "volumeMounts.0": ({"name": "control", "mountPath": "/weft/control"},),
     "volumeMounts.2": ({"name": "entry", "mountPath": "/weft/entry"},),
@@ -200,6 +205,12 @@ _HELPER: Final[Mapping[str, tuple[object, ...]]] = {
     "resources.limits": (
         {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},
         {"cpu": "1", "memory": "1Gi", "rdma/hca": "1"},
+    ),
+    "volumeMounts+": (
+        {"name": "data-0", "mountPath": "/weft/results2"},
+        {"name": "results", "mountPath": "/weft/volumes/kept"},
+        {"name": "results", "mountPath": "/usr"},
+        {"name": "results", "mountPath": "/usr", "readOnly": True},
     ),
     "volumeMounts.4": ({"name": "runs", "mountPath": "/weft/runs"},),
     "volumeMounts.1": ({"name": "token", "mountPath": "/weft/job/token", "readOnly": True},),
@@ -303,6 +314,8 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "evil", "persistentVolumeClaim": {"claimName": "of-another"}},
         {"name": "evil", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
         {"name": "data-1", "persistentVolumeClaim": {"claimName": "mine"}},
+        {"name": "results-2", "persistentVolumeClaim": {"claimName": "mine"}},
+        {"name": "results-3", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
         {"name": "evil", "csi": {"driver": "secrets-store.csi.k8s.io"}},
         {"name": "evil", "iscsi": {"targetPortal": "192.0.2.1:3260", "iqn": "iqn.2001-04.com.example:disk", "lun": 0}},
         {"name": "evil", "fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}},
