@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -118,7 +118,7 @@ class Claim:
             os.unlink(self._part, dir_fd=place)
 
     @contextlib.contextmanager
-    def _folder(self, parts: Sequence[str], *, create: bool = True) -> Iterator[int]:
+    def _folder(self, parts: Sequence[str], *, create: bool = True) -> Generator[int]:
         """A descriptor of a folder of the claim."""
         current = os.open(self._root, _FOLDER)
         try:
@@ -172,7 +172,7 @@ class ClaimObjects:
 
 
 @contextlib.contextmanager
-def _errors(parts: Sequence[str]) -> Iterator[None]:
+def _errors(parts: Sequence[str]) -> Generator[None]:
     """Translates errors of the claim's file system."""
     try:
         yield
