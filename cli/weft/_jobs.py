@@ -488,21 +488,26 @@ class Jobs:
         on_bytes: called with (bytes there, bytes in all).
 
         A file appears under its name only when it is whole; a download that was cut goes on where it stopped, also
-        in a later call. NotFound where there is nothing of the kind.
+        in a later call. NotFound where there is nothing of the kind; it names the claim where results are on one.
         """
         from weft._download import download  # noqa: PLC0415 - most programs never download
 
         listed = list(self.artifacts(id, attempt=attempt))
-        return download(
-            self._http,
-            _path(id, "artifacts"),
-            listed,
-            Path(folder),
-            what=what,
-            on_bytes=on_bytes,
-            force=force,
-            unpacked=unpacked,
-        )
+        try:
+            return download(
+                self._http,
+                _path(id, "artifacts"),
+                listed,
+                Path(folder),
+                what=what,
+                on_bytes=on_bytes,
+                force=force,
+                unpacked=unpacked,
+            )
+        except NotFound as error:
+            if what == "results" and (place := _claim_of_results((self.get(id)).document)):
+                raise NotFound(f"the job's results are {place}: read them there") from error
+            raise
 
     def _pages(self, path: str, field: str, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The entries of all pages."""
@@ -513,6 +518,17 @@ class Jobs:
             after = page.get("next")
             if not page.get("more"):
                 return
+
+
+def _claim_of_results(job: Mapping[str, Any]) -> str:
+    """Where its results are in place of the platform's store; empty: they are in that."""
+    spec = job.get("spec") or {}
+    outputs = spec.get("outputs")
+    if not outputs:
+        return ""
+    claims = {store.get("id"): store.get("claim", "") for store in spec.get("data_stores") or ()}
+    parts = [part for part in outputs.get("path", "").split("/") if part not in {"", "."}]
+    return f"on the claim {claims.get(outputs['store'], '')} in {'/'.join([*parts, job['id'], 'attempts'])}"
 
 
 def _path(id: str, *more: str) -> str:  # noqa: A002

@@ -18,7 +18,7 @@ import grpc.aio
 from services.core.adapters.rpc.client import Credential, connect, is_lost, streaming, translating
 from services.core.adapters.rpc.operations import ask_quarantine
 from services.core.domain.errors import Unavailable
-from services.core.domain.sizes import Size
+from services.core.domain.sizes import Size, as_devices
 from services.core.gen.weft.v1 import (
     control_pb2,
     control_pb2_grpc,
@@ -247,6 +247,7 @@ class DispatcherClient:
                 gpus=round(node.gpus),
                 gpu_type=node.gpu_type,
                 ready=node.ready,
+                devices=as_devices(node.devices),
             )
             for node in reply.nodes
         ]

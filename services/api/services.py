@@ -46,6 +46,8 @@ class ApiServices:
     instrumentation: Instrumentation
     library_images: LibraryImages | None
     """Images of the framework library; None: learners are no pods, or the api has no settings of the cluster."""
+    devices: tuple[str, ...] | None
+    """Beside GPUs, those that learners may have; None as of ``library_images``."""
     checks: Mapping[str, Callable[[], Awaitable[object]]]
     """What readiness depends on: name of a port -> its ping."""
     stopping: asyncio.Event

@@ -10,7 +10,7 @@ its removal (``services.core.use_cases.code_removal``) does not take it away bef
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -120,6 +120,26 @@ def check_image(spec: JobSpec, images: LibraryImages | None) -> None:
     why = f"this cluster has no image of {entry.name} {entry.version}"
     hint = f"{f'it has: {present}; ' if present else ''}name one with `image:`, or tell the operator to add it"
     raise InvalidSpec(f"/framework: {why}; {hint}", errors=(FieldError("/framework", why, hint),))
+
+
+def check_devices(spec: JobSpec, devices: Sequence[str] | None) -> None:
+    """Raises InvalidSpec for devices that the operator does not let learners have.
+
+    ``devices``: those that they may have; None: learners are no pods, or it is unknown.
+    """
+    if devices is None:
+        return
+    given = {"/resources/devices": spec.resources.devices}
+    given |= {f"/roles/{name}/devices": role.devices or {} for name, role in spec.roles.items()}
+    errors = tuple(
+        FieldError(f"{pointer}/{name.replace('/', '~1')}", f"this cluster gives learners no '{name}'", hint)
+        for pointer, names in given.items()
+        for name in sorted({*names} - {*devices})
+        for hint in (nearest(name, list(devices)) or "there are none: leave it out",)
+    )
+    if errors:
+        first = errors[0]
+        raise InvalidSpec(f"{first.pointer}: {first.message}; {first.hint}", errors=errors)
 
 
 def check_code(code: Code, cluster: str) -> None:

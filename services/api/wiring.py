@@ -31,7 +31,7 @@ from services.api.submit import Submissions
 from services.api.tenant_secrets import TenantSecrets
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
-from services.core.bootstrap.kubernetes import library_images
+from services.core.bootstrap.kubernetes import devices, library_images
 from services.core.domain.errors import Unavailable
 from services.core.failpoints.ports import at_failpoint
 from services.core.ports.job_store import JobStore
@@ -169,6 +169,7 @@ async def open_services(
                 storage=Storage(objects, clock),
                 instrumentation=instrumentation,
                 library_images=library_images(settings),
+                devices=devices(settings),
                 checks={"jobs": store.ping, "records": records.ping, "objects": objects.ping},
                 stopping=stopping,
             ),

@@ -11,7 +11,7 @@ from services.core.domain.codec import dump
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.job import Job
 from services.core.domain.learner import learner_name
-from services.core.domain.plan import AttemptPlan, Input, LearnerPlan
+from services.core.domain.plan import AttemptPlan, Input, LearnerPlan, Output
 from services.core.domain.s3_data import s3_location
 from services.core.domain.sizes import Size
 from services.core.domain.spec import DataStore, JobSpec
@@ -55,6 +55,7 @@ def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mappin
         placement=spec.placement,
         code_digest=job.code_digest,
         inputs=_inputs(spec),
+        output=_output(spec),
         grace=spec.grace,
         store_timeout=spec.store_timeout,
         checkpoint_keep=spec.checkpoint.keep,
@@ -87,6 +88,7 @@ def _learners(job: Job, spec: JobSpec, mint: MintToken, sizes: Mapping[str, Size
                 env=dict(spec.env),
                 gpu_type=(role.gpu_type or spec.resources.gpu_type or "") if size.gpus else "",
                 shm=spec.resources.shm or 0,
+                devices=dict(size.devices),
                 run=job.attempt.run_of(name),
             )
             rank += 1
@@ -114,6 +116,14 @@ def _inputs(spec: JobSpec) -> tuple[Input, ...]:
         )
         for data in spec.inputs
     )
+
+
+def _output(spec: JobSpec) -> Output | None:
+    if spec.outputs is None:
+        return None
+    (store,) = (store for store in spec.data_stores if store.id == spec.outputs.store)
+    parts = [part for part in spec.outputs.path.split("/") if part not in {"", "."}]
+    return Output(type=store.type, location=_location(store), path="/".join(parts))
 
 
 def _location(store: DataStore) -> str:

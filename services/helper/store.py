@@ -2,7 +2,7 @@
 
     <attempt>/logs/learner-<rank+1>/training-log.txt   both streams by time (FfDL's layout)
     <attempt>/logs/learner-<rank+1>/stdout.<run> ...   the streams as they were, and the files of LOG_DIR
-    <attempt>/results/<name>/...                       RESULT_DIR
+    <attempt>/results/<name>/...                       RESULT_DIR, unless the plan has an output (services.helper.claim)
     <attempt>/checkpoints/<name>...                    CHECKPOINT_DIR (core/domain/checkpoint.py)
 
 May be killed at any point and done again: an object is whole or absent, and one of the right size is not sent twice.
@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from services.core.domain.checkpoint import SavedFile, StoredCheckpoint
 from services.core.domain.codec import MALFORMED
@@ -37,6 +37,9 @@ from services.helper.ship.lines import LINE_BYTES, split
 from services.helper.ship.times import TimeIndex
 from services.helper.spool import SourceState, Spool
 from services.helper.threads import call_in_thread
+
+if TYPE_CHECKING:
+    from services.helper.claim import ClaimObjects
 
 _CHUNK: Final = 2**20
 _STREAMS: Final = ("stdout", "stderr")
@@ -125,6 +128,7 @@ async def store_outputs(
     prefix = f"tenants/{plan.tenant}/jobs/{plan.job}/attempts/{plan.attempt}"
     waiting = _Waiting(report_waiting)
     objects = open_objects(assignment, signer, waiting.wait, spool)
+    results = _open_results(folder, assignment, waiting)
     storing = _Storing(objects, folder.root, assignment.learner_uid, waiting, again=folder.has(_BEGUN))
     snapshots = SnapshotStore(
         objects, assignment, folder.root, spool, learners=_gang_size(folder, assignment), step=call_in_thread
@@ -137,7 +141,10 @@ async def store_outputs(
             pause_s = _FULL_PAUSE_FIRST_S
             while True:
                 await _store_logs(storing, f"{prefix}/logs/learner-{assignment.learner.rank + 1}", spool, run)
-                await storing.store_tree(job_folder(Folder.RESULT), f"{prefix}/results/{assignment.learner.name}")
+                if results is None:
+                    await storing.store_tree(job_folder(Folder.RESULT), f"{prefix}/results/{assignment.learner.name}")
+                else:
+                    await storing.store_tree(job_folder(Folder.RESULT), results.key, target=results.objects)
                 await _store_checkpoints(storing, snapshots, report_checkpoint)
                 if not storing.outcome.is_full:
                     break
@@ -151,8 +158,34 @@ async def store_outputs(
             storing.outcome.timeout = (
                 f"storing took longer than the job's store_timeout ({allowed} s), so files are missing{why}"
             )
+    if results is not None:
+        await results.objects.close()
     await objects.close()
     return storing.outcome.message()
+
+
+class Target(Protocol):
+    """Where objects are stored, as of ``Objects``."""
+
+    async def size(self, key: str) -> int | None: ...
+    async def put(self, key: str, read: Callable[[], AsyncGenerator[bytes]], size: int | None = None) -> None: ...
+
+
+class _Results(NamedTuple):
+    """Where results are stored in place of the platform's store."""
+
+    objects: ClaimObjects
+    key: str
+
+
+def _open_results(folder: LearnerFolder, assignment: Assignment, waiting: _Waiting) -> _Results | None:
+    output = assignment.plan.output
+    if output is None:
+        return None
+    from services.helper.claim import ClaimObjects, claim_of, results_key  # noqa: PLC0415 - most jobs have no output
+
+    claim = claim_of(folder, assignment, output)
+    return _Results(ClaimObjects(claim, waiting.wait), results_key(assignment, output))
 
 
 class _Waiting:
@@ -194,8 +227,18 @@ class _Storing:
         """For another try of everything: objects that exist are not sent again."""
         self.outcome, self._again = _Outcome(), True
 
-    async def store_tree(self, parts: tuple[str, ...], key: str, *, taken: frozenset[str] = frozenset()) -> None:
-        """Stores every plain file below the folder; ``taken``: names that are left out."""
+    async def store_tree(
+        self,
+        parts: tuple[str, ...],
+        key: str,
+        *,
+        taken: frozenset[str] = frozenset(),
+        target: Target | None = None,
+    ) -> None:
+        """Stores every plain file below the folder; ``taken``: names that are left out.
+
+        ``target``: where; None: in the platform's store.
+        """
         listing = list_files(self.root, parts, self.uid)
         while (file := await call_in_thread(lambda: next(listing, None))) is not None:
             if isinstance(file, LearnerFile) and file.name in taken:
@@ -203,9 +246,9 @@ class _Storing:
             if isinstance(file, SkippedFile):
                 self.outcome.skipped.add(file.name, file.why, has_data=file.has_data)
                 continue
-            await self.store_file((*parts, *file.path.split("/")), f"{key}/{file.name}", file.size)
+            await self.store_file((*parts, *file.path.split("/")), f"{key}/{file.name}", file.size, target)
 
-    async def store_file(self, parts: tuple[str, ...], key: str, size: int) -> None:
+    async def store_file(self, parts: tuple[str, ...], key: str, size: int, target: Target | None = None) -> None:
         def read() -> Iterator[bytes]:
             # No more bytes than were listed: the size is part of the request.
             fd, left = open_file(self.root, parts, self.uid), size
@@ -216,15 +259,18 @@ class _Storing:
             if left:
                 raise OSError("it became shorter while it was read")
 
-        await self.put(key, read, size)
+        await self.put(key, read, size, target)
 
-    async def put(self, key: str, read: Callable[[], Iterator[bytes]], size: int | None = None) -> None:
+    async def put(
+        self, key: str, read: Callable[[], Iterator[bytes]], size: int | None = None, target: Target | None = None
+    ) -> None:
         """Stores an object, or records why it is not stored. One of that size is from an interrupted try."""
+        objects = target or self._objects
         try:
-            if not self._again or size is None or await self._objects.size(key) != size:
-                await self._objects.put(key, lambda: _read_in_thread(read()), size)
+            if not self._again or size is None or await objects.size(key) != size:
+                await objects.put(key, lambda: _read_in_thread(read()), size)
         except (WeftError, OSError) as error:
-            self.outcome.record(key.split("/", 6)[-1], error)
+            self.outcome.record(key.split("/", 6)[-1] if target is None else key, error)
         else:
             self._waiting.end()
 

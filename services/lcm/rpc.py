@@ -74,4 +74,5 @@ def _usage(usage: NodeUsage) -> control_pb2.NodeUsage:
         used_memory=used.memory,
         used_gpus=used.gpus,
         job_ids=usage.jobs,
+        devices=dict(node.devices),
     )

@@ -93,7 +93,7 @@ class UnreadableJobs:
         """What the job's learners hold according to the cluster."""
         learners = (await self._cluster.observe(job_id)).learners
         return [
-            Piece(learner.node, Size(gpus=learner.gpus, cpus=learner.cpus, memory=learner.memory))
+            Piece(learner.node, Size(learner.gpus, learner.cpus, learner.memory, learner.devices))
             for learner in learners
         ]
 

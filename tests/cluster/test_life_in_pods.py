@@ -25,6 +25,7 @@ from tests.hostile.attacks.pods import BOMB, FORGED_CODE
 from tests.promises import Promise
 from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
 from tests.testbed.kubernetes.accounts import install
+from tests.testbed.kubernetes.claims import claimed
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
 from tests.testbed.kubernetes.empty_registry import empty_registry
@@ -35,12 +36,14 @@ from tests.testbed.kubernetes.platform_in_pods import load_helper_image, objects
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
-from weft import Client, InvalidSpec
+from weft import Client, InvalidSpec, NotFound
 from weft._job import Job
 from weft._records import HistoryEvent
 
 NAMESPACE: Final = "life-default"
 SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
+ADAPTER: Final = "example.org/adapter"
+"""A device of the operator's list."""
 Say = Callable[[str], None]
 Untimed = Callable[[], AbstractContextManager[None]]
 
@@ -57,7 +60,12 @@ def account(testbed_cluster: Cluster, helper_image: str) -> Path:
     """Kubeconfig of the one account of `weft manifests --one-account`: the platform has no other access."""
     scratch = 2**30
     options = replace(
-        OPTIONS, helper_image=helper_image, scratch=scratch, installation="life", namespace_prefix="life-"
+        OPTIONS,
+        helper_image=helper_image,
+        scratch=scratch,
+        installation="life",
+        namespace_prefix="life-",
+        devices=(ADAPTER,),
     )
     return install(testbed_cluster, options, one_account=True).lcm
 
@@ -88,6 +96,7 @@ def weft_up(
     kubeconfig = api_faults.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig")
     accounts = {f"WEFT_KUBERNETES_{name}_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up" for name in ("LCM", "GUARDIAN")}
     images = {"WEFT_KUBERNETES_FRAMEWORK_IMAGES": json.dumps({"python-3.11": helper_image})}
+    images |= {"WEFT_KUBERNETES_DEVICES": json.dumps([ADAPTER])}
     with platform_in_pods(
         testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings={**accounts, **images}
     ) as running:
@@ -201,7 +210,8 @@ def test_data_of_a_claim_is_read_where_the_job_mounts_it_and_nothing_else_of_the
     (folder / "train" / "first").write_text("first file\n")
     (folder / "out").symlink_to("/weft/token")
     folder.chmod(0o755)
-    replace(testbed_cluster.kubectl, namespace=NAMESPACE).create(*claimed("set", f"{FOLDER_INSIDE}/{folder.name}"))
+    claim = claimed("set", f"{FOLDER_INSIDE}/{folder.name}", NAMESPACE)
+    replace(testbed_cluster.kubectl, namespace=NAMESPACE).create(*claim)
     data = {"data_stores": [{"id": "d", "type": "pvc", "claim": "set"}]}
     reads = spec("cat $DATA_DIR/d/first; echo x > $DATA_DIR/d/second || echo read-only", **data)
     job = client.jobs.submit({**reads, "inputs": [{"store": "d", "path": "train"}]})
@@ -211,17 +221,56 @@ def test_data_of_a_claim_is_read_where_the_job_mounts_it_and_nothing_else_of_the
     assert (escaping.status, escaping.reason) == ("FAILED", "DataStoreDenied")
 
 
-def claimed(name: str, folder: str) -> list[dict[str, Any]]:
-    """A volume of a folder of each node, as an operator makes it, and its claim in the tenant's namespace."""
-    fields = {"accessModes": ["ReadOnlyMany"], "storageClassName": "", "volumeMode": "Filesystem"}
-    size, metadata = {"storage": "1Gi"}, {"name": name}
-    claim_ref = {"namespace": NAMESPACE, "name": name}
-    volume = {**fields, "capacity": size, "hostPath": {"path": folder, "type": "Directory"}, "claimRef": claim_ref}
-    claim = {**fields, "volumeName": name, "resources": {"requests": size}}
-    return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": volume},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
-    ]
+def test_results_are_on_a_claim_after_the_end_of_the_job_and_downloads_say_where(
+    client: Client, testbed_cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = testbed_cluster.folder / "kept"
+    (folder / "set").mkdir(parents=True)
+    (folder / "set" / "first").write_text("first file\n")
+    folder.chmod(0o777)
+    claim = claimed("kept", f"{FOLDER_INSIDE}/{folder.name}", NAMESPACE, mode="ReadWriteMany")
+    replace(testbed_cluster.kubectl, namespace=NAMESPACE).create(*claim)
+    fields = {"data_stores": [{"id": "d", "type": "pvc", "claim": "kept"}], "outputs": {"store": "d", "path": "out"}}
+    command = "cat $DATA_DIR/d/first | tee $RESULT_DIR/model; echo x > $DATA_DIR/d/second || echo read-only"
+    job = client.jobs.submit(spec(command, learners=2, inputs=[{"store": "d", "path": "set"}], **fields))
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+    assert lines(job) == ["first file", "first file", "read-only", "read-only"]
+    attempt = folder / "out" / job.id / "attempts" / "1"
+    assert {path.relative_to(attempt).as_posix(): path.read_text() for path in attempt.rglob("model")} == {
+        "worker-0/model": "first file\n",
+        "worker-1/model": "first file\n",
+    }
+    with pytest.raises(NotFound, match=f"results are on the claim kept in out/{job.id}/attempts"):
+        job.download(tmp_path)
+    folder.chmod(0o755)
+    refused = client.jobs.submit(spec("echo ran", **{**fields, "outputs": {"store": "d", "path": "other"}}))
+    assert (refused.wait(HANG_S).status, refused.reason) == ("FAILED", "DataStoreDenied")
+    assert "learners here have the user id" in refused.message
+    assert lines(refused) == []
+
+
+def test_learner_has_a_device_that_the_next_job_waits_for(client: Client, testbed_cluster: Cluster) -> None:
+    resources = {**SMALL, "devices": {ADAPTER: 1}}
+    with ExitStack() as stack:
+        stack.callback(testbed_cluster.set_devices, "node-2", ADAPTER, 0)
+        testbed_cluster.set_devices("node-2", ADAPTER, 1)
+        eventually(lambda: {ADAPTER: 1} in [node["devices"] for node in client.cluster()["nodes"]])
+        first = client.jobs.submit(
+            spec("echo up; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done", resources=resources)
+        )
+        eventually(lambda: lines(first) == ["up"])
+        (pod,) = pods(testbed_cluster, first)
+        assert pod["spec"]["nodeName"] == "node-2"
+        assert pod["spec"]["containers"][0]["resources"]["limits"][ADAPTER] == "1"
+        second = client.jobs.submit(spec("echo ran", resources=resources))
+        eventually(lambda: [entry["pending_reason"] for entry in client.queue()] == ["WaitingForCapacity"])
+        (waiting,) = client.queue()
+        assert (waiting["id"], f"1 {ADAPTER} (0 free)" in waiting["message"]) == (second.id, True), waiting
+        end_command(testbed_cluster, pod)
+        assert first.wait(HANG_S).status == "COMPLETED", history(first)
+        assert second.wait(HANG_S).status == "COMPLETED", history(second)
+    with pytest.raises(InvalidSpec, match=f"gives learners no 'example.org/fpga'; there are: {ADAPTER}"):
+        client.jobs.submit(spec("true", resources={**SMALL, "devices": {"example.org/fpga": 1}}))
 
 
 def test_halted_job_saves_its_checkpoint_and_resumes_from_it(client: Client) -> None:

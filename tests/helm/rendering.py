@@ -44,6 +44,7 @@ MATRIX: dict[str, tuple[str, ...]] = {
         "--set=learners.images={registry.example/,weft/},learners.uids.first=5000,learners.scratch=1.5TiB",
         f"--set=learners.runtimeClass=gvisor,learners.priorityClasses.low=a,images.helper=h:2@sha256:{'ab' * 32}",
         "--set=learners.pullSecret=registries,learners.tenantPullSecrets={team-b,team-a}",
+        "--set=learners.devices={rdma/hca,example.org/fpga}",
         "--set=api.env.WEFT_TENANT_BYTES=5,networkPolicy.apiFrom[0].ipBlock.cidr=10.0.0.0/8",
     ),
 }

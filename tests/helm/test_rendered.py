@@ -78,6 +78,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "/learners/images/0": ("learners.images", "{a b}"),
     "/learners/pullSecret": ("learners.pullSecret", "My Registry"),
     "/learners/tenantPullSecrets": ("learners.tenantPullSecrets", "registry"),
+    "/learners/devices/0": ("learners.devices", "{hca}"),
     "/learners/uids/first": ("learners.uids.first", "0"),
     "/learners/scratch": ("learners.scratch", "100 GB"),
     "/learners/egress/0": ("learners.egress", "{everything}"),
@@ -274,6 +275,13 @@ def test_the_api_knows_the_images_of_the_framework_library_as_the_lcm_does(matri
         images = {name.rpartition("-")[2]: image_settings(pod) for name, pod in pods(documents)}
         assert images["api"] == images["lcm"] == images["guardian"], combination
         assert images["api"]["WEFT_KUBERNETES_HELPER_IMAGE"]
+
+
+def test_the_api_and_the_guardian_know_the_devices_that_the_policies_allow(matrix: dict[str, list[Object]]) -> None:
+    for name, pod in pods(matrix["everything named"]):
+        if name.rpartition("-")[2] in {"api", "lcm", "guardian"}:
+            env = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+            assert json.loads(env["WEFT_KUBERNETES_DEVICES"]) == ["rdma/hca", "example.org/fpga"], name
 
 
 def image_settings(pod: Object) -> dict[str, str]:

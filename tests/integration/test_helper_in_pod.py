@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.core.adapters.folder.objects import FolderObjectStore
+from services.core.domain.plan import Output
 from tests.testbed.intake import Intake
 from tests.testbed.pod import LEARNER, TENANT, Pod
 from tests.testbed.server import free_address
@@ -126,6 +127,72 @@ async def test_results_are_complete_although_the_helper_is_killed_while_it_store
         assert await _object(intake, f"results/{LEARNER}/{name}") == (pod.root / "job/results" / name).read_bytes()
     assert intake.last is not None
     assert intake.last.message == ""
+
+
+KEPT = Output(type="pvc", location="kept", path="out")
+
+
+def on_claim(pod: Pod, *, attempt: int = 1) -> Path:
+    """Where the learner's results are on the claim of ``KEPT``."""
+    return pod.root / "results" / "out" / "pod" / "attempts" / str(attempt) / LEARNER
+
+
+async def test_results_are_on_the_claim_of_the_spec_in_place_of_the_platforms_store(intake: Intake, pod: Pod) -> None:
+    pod.plan("mkdir $RESULT_DIR/a; echo trained | tee $RESULT_DIR/a/model; touch $CHECKPOINT_DIR/c", output=KEPT)
+    pod.start()
+    assert await pod.until_entry_ended() == 0, pod.log
+    assert await pod.end_helper() == 0
+    assert (on_claim(pod) / "a" / "model").read_text() == "trained\n"
+    assert [path.name for path in on_claim(pod).parent.iterdir()] == [LEARNER], "nothing unfinished is left"
+    assert intake.objects is not None
+    keys = [meta.key.removeprefix(f"{ATTEMPT}/").split("/")[0] for meta in await intake.objects.list("tenants/")]
+    assert sorted(set(keys)) == ["checkpoints", "logs"]
+    assert intake.last is not None
+    assert intake.last.message == ""
+
+
+async def test_results_on_a_claim_are_complete_although_the_helper_is_killed_while_it_stores(
+    intake: Intake, pod: Pod
+) -> None:
+    pod.plan("for n in 1 2 3 4; do head -c 30000000 /dev/urandom > $RESULT_DIR/$n; done", output=KEPT)
+    pod.start()
+    await until((on_claim(pod) / "1").exists)
+    pod.kill_helper()
+    pod.start_helper()
+    assert await pod.until_entry_ended() == 0, pod.log
+    assert await pod.end_helper() == 0
+    for name in "1234":
+        assert (on_claim(pod) / name).read_bytes() == (pod.root / "job/results" / name).read_bytes()
+    assert [path.name for path in on_claim(pod).parent.iterdir()] == [LEARNER]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+async def test_job_whose_results_cannot_be_stored_on_its_claim_fails_before_it_trains(
+    intake: Intake, pod: Pod, kind: str
+) -> None:
+    place = pod.root / "results" / "out"
+    place.touch() if kind == "file" else place.symlink_to(pod.root / "private")
+    pod.plan("echo ran", output=KEPT)
+    pod.start_helper()
+    await until(lambda: intake.last is not None and intake.last.reason == "DataStoreDenied")
+    assert intake.last is not None
+    assert "results cannot be stored on the claim kept: out/pod/attempts/1/worker-0" in intake.last.message
+    assert "learners here have the user id" in intake.last.message
+    assert not (pod.root / "private" / "pod").exists()
+
+
+async def test_result_that_cannot_be_stored_on_the_claim_is_named_and_the_others_are_stored(
+    intake: Intake, pod: Pod
+) -> None:
+    (on_claim(pod) / "first").mkdir(parents=True)
+    pod.plan("echo 1 > $RESULT_DIR/first; echo 2 > $RESULT_DIR/second", output=KEPT)
+    pod.start()
+    assert await pod.until_entry_ended() == 0, pod.log
+    assert (on_claim(pod) / "second").read_text() == "2\n"
+    assert intake.last is not None
+    assert intake.last.message.startswith(
+        "one file could not be stored, the first is out/pod/attempts/1/worker-0/first:"
+    )
 
 
 async def test_helper_waits_while_the_metrics_service_is_away_and_nothing_is_lost(intake: Intake, pod: Pod) -> None:

@@ -43,7 +43,8 @@ class Pod:
         self.environment: dict[str, str] = {}
         """More variables of the helper."""
         self._variables: dict[str, str] = {}
-        for path in (layout.PLAN, layout.TOKEN, layout.PRIVATE, layout.CONTROL, layout.RUNS, layout.JOB):
+        folders = (layout.PLAN, layout.TOKEN, layout.PRIVATE, layout.CONTROL, layout.RUNS, layout.JOB, layout.RESULTS)
+        for path in folders:
             (self.root / Path(path).name).mkdir()
         (self.root / "plan" / layout.ADDRESSES_FILE).write_text(json.dumps({"metrics": metrics}))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from services.api.submit import check_code, check_gang, check_image, read_spec
+from services.api.submit import check_code, check_devices, check_gang, check_image, read_spec
 from services.api.uploads import Code, Uploads
 from services.core.domain.errors import InvalidSpec
 from services.core.domain.spec import JobSpec, dump_spec, parse_spec
@@ -137,6 +137,21 @@ def test_framework_without_an_image_on_this_cluster_is_refused_with_those_that_h
     assert "`image:`" in error.hint
     with pytest.raises(InvalidSpec, match=r"jax 0\.10\S*; name one with `image:`"):
         check_image(spec, LibraryImages())
+
+
+def test_device_that_the_operator_does_not_list_is_refused_with_those_that_are() -> None:
+    fields = {"resources": {"devices": {"rdma/hcb": 1}}, "roles": {"w": {"count": 1, "devices": {"fpga/x": 1}}}}
+    spec = parse_spec({"name": "x", "command": "true", **fields})
+    with pytest.raises(InvalidSpec, match=r"this cluster gives learners no 'rdma/hcb'; did you mean") as refused:
+        check_devices(spec, ("rdma/hca",))
+    assert [(error.pointer, error.hint) for error in refused.value.errors] == [
+        ("/resources/devices/rdma~1hcb", "did you mean 'rdma/hca'?"),
+        ("/roles/w/devices/fpga~1x", "there are: rdma/hca"),
+    ]
+    with pytest.raises(InvalidSpec, match="there are none: leave it out"):
+        check_devices(spec, ())
+    check_devices(spec, ("rdma/hcb", "fpga/x"))
+    check_devices(spec, None)
 
 
 @pytest.mark.parametrize(

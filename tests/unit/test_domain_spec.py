@@ -216,6 +216,7 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
         ({"resources": {"shm": "1GB"}}, "/resources/shm"),
         ({"resources": {"disk": "1GB"}}, "/resources/disk"),
         ({"resources": {"devices": {"rdma/hca": 1}}}, "/resources/devices"),
+        ({"roles": {"worker": {"count": 1, "devices": {"rdma/hca": 1}}}}, "/roles/worker/devices"),
     ],
     ids=str,
 )
@@ -233,6 +234,10 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
         ({"data_stores": [{"id": "l", "type": "host", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "nfs", "server": "nas", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "s3", "url": "s3://bucket", "secret": "s"}]}, "/data_stores/0/type"),
+        (
+            {"data_stores": [{"id": "d", "type": "http", "url": "http://h"}], "outputs": {"store": "d"}},
+            "/outputs/store",
+        ),
         ({"resources": {"gpus": 0.5}}, "/resources/gpus"),
         ({"roles": {"worker": {"count": 1, "gpus": 0.5}}}, "/roles/worker/gpus"),
     ],
@@ -250,10 +255,28 @@ def test_volumes_of_claims_are_for_pods() -> None:
     assert [error.pointer for error in unsupported(spec)] == ["/data_stores/0/type"]
 
 
+def test_results_of_pods_may_be_stored_on_claims() -> None:
+    a_claim = {"id": "l", "type": "pvc", "claim": "kept"}
+    spec = a_spec(data_stores=[a_claim], outputs={"store": "l", "path": "results/"})
+    assert unsupported(spec, "kubernetes") == ()
+    assert [error.pointer for error in unsupported(spec)] == ["/outputs", "/data_stores/0/type"]
+
+
 def test_pods_have_images_and_shared_memory() -> None:
     spec = a_spec(image="registry.example/mine:1", resources={"shm": "1GB", "gpus": 2})
     assert unsupported(spec, "kubernetes") == ()
     assert [error.pointer for error in unsupported(spec)] == ["/image", "/resources/shm"]
+
+
+def test_learners_in_pods_have_the_devices_of_their_role_or_else_of_the_job() -> None:
+    roles = {"ps": {"count": 1, "devices": {}}, "nic": {"count": 1, "devices": {"rdma/hca": 2}}, "worker": {"count": 1}}
+    spec = a_spec(resources={"devices": {"rdma/hca": 1, "example.org/fpga": 3}}, roles=roles)
+    assert unsupported(spec, "kubernetes") == ()
+    assert {name: dict(spec.role_resources(name).devices) for name in roles} == {
+        "ps": {},
+        "nic": {"rdma/hca": 2},
+        "worker": {"rdma/hca": 1, "example.org/fpga": 3},
+    }
 
 
 def test_an_unknown_field_of_a_metrics_file_is_refused_with_the_nearest_name() -> None:

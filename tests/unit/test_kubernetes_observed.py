@@ -463,6 +463,18 @@ def test_capacity_is_what_others_leave() -> None:
     )
 
 
+def test_devices_of_a_node_are_those_of_the_operators_list_that_others_leave() -> None:
+    options = replace(OPTIONS, devices=("rdma/hca", "example.org/fpga"))
+    machine = node()
+    machine["status"]["allocatable"] |= {"rdma/hca": "4", "smarter-devices/fuse": "20"}
+    taking = {"requests": {"rdma/hca": "1", "smarter-devices/fuse": "1"}}
+    other = {"metadata": {}, "spec": {"nodeName": "n1", "containers": [{"resources": taking}]}}
+    (left,) = nodes.capacity([machine], [nodes.usage(other, options)], options)
+    assert left.devices == (("rdma/hca", 3),)
+    (unlisted,) = nodes.capacity([machine], [nodes.usage(other, OPTIONS)], OPTIONS)
+    assert unlisted.devices == ()
+
+
 def test_guardian_in_a_pod_of_its_own_reduces_capacity_because_no_admission_counts_it() -> None:
     labels = guardian_jobs.job_labels(OPTIONS.installation) | {names.GUARDED: "j1"}
     guardian = {"metadata": {"labels": labels}, "spec": {"nodeName": "n1", "containers": [container("1")]}}

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.core.adapters.kubernetes import manifests, names, objects, pod_rules, pods, reasons, tenants
-from services.core.adapters.kubernetes.observed import is_gated
+from services.core.adapters.kubernetes.observed import Context, is_gated, observe
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image
 from services.core.bootstrap import kubernetes
 from services.core.domain.errors import InvalidRequest
-from services.core.domain.plan import AttemptPlan
+from services.core.domain.plan import AttemptPlan, Input, Output
 from services.core.domain.spec import RUNNABLE_DISTRIBUTIONS
 from services.core.formats import stored_plan
 from services.core.frameworks import find
@@ -155,6 +155,56 @@ def test_every_pod_is_restricted_inert_and_guaranteed_its_resources(gpus: int) -
     limits = spec["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "1500m", "memory": str(2**30)} | ({"nvidia.com/gpu": "2"} if gpus else {})
     assert spec["terminationGracePeriodSeconds"] > 90
+
+
+def test_devices_are_limits_of_the_learner_alone_and_its_pod_says_what_it_holds() -> None:
+    options = replace(OPTIONS, devices=("rdma/hca",))
+    attempt = plan()
+    learner = replace(attempt.learners[0], devices={"rdma/hca": 2})
+    pod = pods.pod(attempt, learner, options, UID, gang=GangMethod.GATES)
+    pod_rules.check(pod, options)
+    (helper,), (container,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    assert container["resources"]["limits"]["rdma/hca"] == container["resources"]["requests"]["rdma/hca"] == "2"
+    assert {*helper["resources"]["limits"]} == {"cpu", "memory"}
+    observed = observe(pod, Context(now=1))
+    assert (observed.devices, observed.gpus) == ((("rdma/hca", 2),), 1)
+    with pytest.raises(InvalidRequest, match=r"gives no rdma/hca to learners; devices here: example.org/fpga"):
+        pods.pod(attempt, learner, replace(OPTIONS, devices=("example.org/fpga",)), UID, gang=GangMethod.GATES)
+
+
+def test_claim_for_results_is_mounted_by_the_helper_alone_and_read_only_where_it_is_an_input_too() -> None:
+    attempt = plan(
+        inputs=tuple(Input(mount=name, type="pvc", location=name) for name in ("both", "set")),
+        output=Output(type="pvc", location="both", path="results"),
+    )
+    pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)
+    pod_rules.check(pod, OPTIONS)
+    claims = {
+        entry["name"]: entry["persistentVolumeClaim"]
+        for entry in pod["spec"]["volumes"]
+        if "persistentVolumeClaim" in entry
+    }
+    assert claims == {"results": {"claimName": "both"}, "data-1": {"claimName": "set", "readOnly": True}}
+    (helper,), (learner,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    inputs = [
+        {"name": "results", "mountPath": "/weft/volumes/both", "readOnly": True},
+        {"name": "data-1", "mountPath": "/weft/volumes/set", "readOnly": True},
+    ]
+    assert [mount for mount in learner["volumeMounts"] if mount["name"] in claims] == inputs
+    writable = {"name": "results", "mountPath": "/weft/results"}
+    assert [mount for mount in helper["volumeMounts"] if mount["name"] in claims] == [*inputs, writable]
+    assert pod["spec"]["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    stored = stored_plan.read(json.loads(objects.owner(attempt, OPTIONS)["data"]["plan.json"]), "worker-0")
+    assert stored.plan.output == attempt.output
+
+
+def test_gpus_are_no_devices_of_the_operators_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_KUBERNETES_DEVICES", '["rdma/hca"]')
+    assert kubernetes._options(KubernetesSettings(), "h").devices == ("rdma/hca",)
+    for wrong, why in (("nvidia.com/gpu", "counts the GPUs"), ("hca", "String should match"), ("r/a'b", "match")):
+        monkeypatch.setenv("WEFT_KUBERNETES_DEVICES", json.dumps([wrong]))
+        with pytest.raises(ValidationError, match=why):
+            KubernetesSettings()
 
 
 def test_helper_is_a_native_sidecar_and_the_learner_starts_with_the_entry_script() -> None:

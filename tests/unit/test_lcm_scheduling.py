@@ -93,6 +93,66 @@ def test_gpus_of_another_type_do_not_count() -> None:
     assert place(wanted, nodes(1, gpus=4)) is None
 
 
+def with_devices(**counts: int) -> list[Free]:
+    """Nodes of these names with so many network adapters."""
+    return all_free(
+        [
+            Node(name=name, cpus=4, memory=16 * GB, gpus=0, devices=(("rdma/hca", count),) if count else ())
+            for name, count in counts.items()
+        ]
+    )
+
+
+HCA = {"cpus": 1, "memory": "1GB", "devices": {"rdma/hca": 1}}
+
+
+def test_a_learner_with_a_device_is_placed_where_one_is_free() -> None:
+    free = with_devices(a=0, b=1, c=2)
+    assert place(gang("a", resources=HCA, learners=3), free) == {"worker-0": "b", "worker-1": "c", "worker-2": "c"}
+    assert place(gang("a", resources=HCA, learners=4), free) is None
+    assert fits_as_placed(free, gang("a", resources=HCA), {"worker-0": "c"})
+    assert not fits_as_placed(free, gang("a", resources=HCA), {"worker-0": "a"})
+
+
+def test_a_role_that_needs_devices_is_placed_before_one_that_needs_none() -> None:
+    roles = {"ps": {"count": 1, "cpus": 4, "devices": {}}, "worker": {"count": 1, "cpus": 3}}
+    placed = place(gang("a", roles=roles, resources=HCA), with_devices(a=1, b=0))
+    assert placed == {"worker-0": "a", "ps-0": "b"}
+
+
+def test_a_job_that_waits_for_a_device_says_which_one_is_short() -> None:
+    capacity = with_devices(a=1, b=1)
+    (first, second) = decide(
+        [waiting("a", resources=HCA, learners=2), waiting("b", resources=HCA)], free=capacity, capacity=capacity, now=0
+    )
+    assert first.placement is not None
+    assert second.pending_reason == "WaitingForCapacity"
+    assert second.message.startswith(
+        "its learner needs 1 CPUs (6 free), 1 GB of memory (30 GB free), 1 rdma/hca (0 free)"
+    )
+
+
+def test_a_job_with_more_devices_than_the_cluster_has_says_so_and_blocks_no_other() -> None:
+    capacity = with_devices(a=1, b=0)
+    huge, small = decide(
+        [waiting("huge", resources=HCA, learners=2), waiting("small", resources=HCA)],
+        free=capacity,
+        capacity=capacity,
+        now=0,
+    )
+    assert huge.pending_reason == "TooLargeForCluster"
+    assert huge.message.startswith("it requests 2 rdma/hca, and this cluster has 1")
+    assert small.placement == {"worker-0": "a"}
+
+
+def test_devices_of_a_job_that_holds_them_are_given_to_no_other() -> None:
+    held = gang("a", resources=HCA)
+    left = subtract(with_devices(a=2), pieces(held, {"worker-0": "a"}))
+    assert [node.devices for node in left] == [(("rdma/hca", 1),)]
+    (none,) = subtract(left, pieces(held, {"worker-0": "a"}))
+    assert place(held, [none]) is None
+
+
 def test_ten_tenths_of_a_gpu_fit_on_one_gpu() -> None:
     wanted = gang("a", learners=10, resources={"gpus": 0.1, "cpus": 0.1, "memory": "1MiB"})
     assert place(wanted, [Free("n", 1, GB, 1)]) is not None

@@ -484,3 +484,17 @@ def test_download_takes_the_newest_attempt_with_files() -> None:
     assert [name for name, _artifact in choose(listed, "logs")] == ["learner-1/c"]
     assert [name for name, _artifact in choose(listed, "code")] == ["code.zip"]
     assert choose(listed, "checkpoints") == []
+
+
+def test_download_of_results_that_are_on_a_claim_says_where(tmp_path: Path) -> None:
+    stores = [{"id": "d", "type": "pvc", "claim": "kept"}]
+    job = {**JOB, "spec": {"data_stores": stores, "outputs": {"store": "d", "path": "./team//out/"}}}
+
+    def answer(request: Request, _number: int) -> Answer:
+        return json_answer({"artifacts": []} if "artifacts" in request.path else job)
+
+    with scripted(answer) as server, closing(client(server.url)) as made:
+        with pytest.raises(NotFound, match=r"results are on the claim kept in team/out/j1/attempts: read them there"):
+            made.jobs.download("j1", tmp_path)
+        with pytest.raises(NotFound, match="has left no logs"):
+            made.jobs.download("j1", tmp_path, what="logs")

@@ -18,6 +18,7 @@ from services.core.domain.job import Job, admitted, new_job
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.domain.plan import Input as PlannedInput
+from services.core.domain.plan import Output as PlannedOutput
 from services.core.domain.sizes import SIZES
 from services.core.domain.spec import JobSpec, _models_in, dump_spec, parse_spec
 from services.core.domain.status import Phase
@@ -94,6 +95,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "image": {"image": "img:1", "framework": None},
     "image_pull_secret": {"image_pull_secret": "s"},
     "resources.devices": {"resources": {"devices": {"rdma/hca": 1}}},
+    "roles.devices": {"roles": {"worker": {"count": 1, "devices": {"rdma/hca": 1}}}},
     "resources.shm": {"resources": {"shm": "1GB"}},
     "resources.disk": {"resources": {"disk": "1GB"}},
     "data_stores.claim": {"data_stores": [{"id": "d", "type": "pvc", "claim": "c"}]},
@@ -183,7 +185,23 @@ def test_a_field_that_does_nothing_yet_is_refused_by_name(field: str) -> None:
     assert "not available on this platform yet" in error.message
 
 
-@pytest.mark.parametrize("kind", [AttemptPlan, LearnerPlan, PlannedInput])
+def test_pods_have_the_devices_and_the_place_of_results_of_their_spec() -> None:
+    spec = parse_spec(
+        {
+            "name": "n",
+            "command": "true",
+            "resources": {"devices": {"rdma/hca": 2}},
+            "data_stores": [{"id": "d", "type": "pvc", "claim": "kept"}],
+            "outputs": {"store": "d", "path": "./team//results/"},
+        }
+    )
+    assert unsupported(spec, "kubernetes") == ()
+    plan = render(job_of(spec), spec, term=1, mint=lambda identity: identity.name, sizes=SIZES)
+    assert plan.output == PlannedOutput(type="pvc", location="kept", path="team/results")
+    assert plan.learners[0].devices == {"rdma/hca": 2}
+
+
+@pytest.mark.parametrize("kind", [AttemptPlan, LearnerPlan, PlannedInput, PlannedOutput])
 def test_every_field_of_a_plan_is_read_where_learners_run(kind: type) -> None:
     """A field that is rendered and never read would hide a field of the spec that does nothing."""
     read = {

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.core.bootstrap import wiring
-from services.core.bootstrap.kubernetes import library_images
+from services.core.bootstrap.kubernetes import devices, library_images
 from services.core.domain.errors import InvalidRequest, Unauthenticated, Unavailable
 from services.core.domain.service_access import SERVICES
 from services.core.domain.tokens import LearnerIdentity
@@ -56,6 +56,18 @@ def test_library_images_are_known_to_services_that_have_settings_of_the_cluster(
     monkeypatch.setenv("WEFT_KUBERNETES_FRAMEWORK_IMAGES", '{"jax-0.10": "mine/jax:1"}')
     assert library_images(in_pods) == LibraryImages(registry="registry.example/team", named={"jax-0.10": "mine/jax:1"})
     assert library_images(Settings(home=tmp_path)) is None
+
+
+def test_devices_are_known_to_services_that_have_settings_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_pods = Settings(home=tmp_path, cluster="kubernetes")
+    assert devices(in_pods) is None
+    monkeypatch.setenv("WEFT_KUBERNETES_HELPER_IMAGE", "registry.example/helper:1")
+    assert devices(in_pods) == ()
+    monkeypatch.setenv("WEFT_KUBERNETES_DEVICES", '["rdma/hca"]')
+    assert devices(in_pods) == ("rdma/hca",)
+    assert devices(Settings(home=tmp_path)) is None
 
 
 def test_library_images_come_from_the_registry_of_weft_up_and_without_one_from_none(tmp_path: Path) -> None:

@@ -197,6 +197,11 @@ WEFT_KUBERNETES_FRAMEWORK_IMAGES: {{ toJson $frameworks | squote }}
 WEFT_KUBERNETES_FRAMEWORK_REGISTRY: {{ $root.Values.images.frameworkRegistry | quote }}
 {{- end }}
 {{- end }}
+{{- if has .name (list "api" "lcm" "guardian") }}
+{{- with $root.Values.learners.devices }}
+WEFT_KUBERNETES_DEVICES: {{ toJson . | squote }}
+{{- end }}
+{{- end }}
 {{- if has .name (list "lcm" "guardian") }}
 {{- with $root.Values.learners }}
 WEFT_KUBERNETES_INSTALLATION: {{ include "weft.fullname" $root }}

@@ -90,6 +90,7 @@ class ClusterNode(Answer):
     gpus: Annotated[float, doc("GPUs for learners.")]
     gpu_type: Annotated[str, doc("Model of its GPUs; empty without any.")]
     ready: Annotated[bool, doc("It can run learners now.")]
+    devices: Annotated[dict[str, int], doc("Other devices for learners, e.g. rdma/hca: name of the resource -> count.")]
 
 
 class ClusterState(Answer):
@@ -262,4 +263,5 @@ def _node(node: Node) -> ClusterNode:
         gpus=float(node.gpus),
         gpu_type=node.gpu_type,
         ready=node.ready,
+        devices=dict(node.devices),
     )

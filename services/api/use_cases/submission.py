@@ -16,7 +16,7 @@ from services.api.job_answer import Job, ResourceSize, job_answer, size_answer, 
 from services.api.params import Params
 from services.api.services import ApiServices
 from services.api.spec_fields import with_fields
-from services.api.submit import Plan, check_code, check_gang, check_image, read_spec_in_thread
+from services.api.submit import Plan, check_code, check_devices, check_gang, check_image, read_spec_in_thread
 from services.api.uploads import Upload
 from services.core.domain.errors import TooLarge
 from services.core.domain.spec import JobSpec, dump_spec
@@ -148,6 +148,7 @@ def _check_limits(services: ApiServices, incoming: Incoming) -> None:
     limits = services.settings
     check_gang(incoming.spec, max_learners=limits.max_learners, max_bytes=limits.max_gang_bytes)
     check_image(incoming.spec, services.library_images)
+    check_devices(incoming.spec, services.devices)
 
 
 async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, keep: bool) -> None:

@@ -67,6 +67,14 @@ def library_images(settings: Settings) -> LibraryImages | None:
     return _library_images(kubernetes) if kubernetes.helper_image else None
 
 
+def devices(settings: Settings) -> tuple[str, ...] | None:
+    """The devices that learners may have; None if learners are no pods, or this service has no settings of them."""
+    if settings.cluster != "kubernetes":
+        return None
+    kubernetes = KubernetesSettings()
+    return kubernetes.devices if kubernetes.helper_image else None
+
+
 async def probe_cluster(
     *, tenant: str, metrics: str, authority: Path, urls: Sequence[str], report: Callable[[str], None]
 ) -> list[Check]:
@@ -121,6 +129,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         kueue_queue=kubernetes.kueue_queue,
         gpu_resource=kubernetes.gpu_resource,
         gpu_label=kubernetes.gpu_label,
+        devices=kubernetes.devices,
         priority_classes={str(name): value for name, value in kubernetes.priority_classes.items()},
         runtime_class=kubernetes.runtime_class,
         scheduler=kubernetes.scheduler,

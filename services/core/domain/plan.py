@@ -138,6 +138,8 @@ class LearnerPlan:
     """Model of GPU that its node must have; empty: any."""
     shm: int = 0
     """Bytes of /dev/shm; 0: the cluster's default."""
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Beside GPUs: name of an extended resource of Kubernetes -> count."""
     run: int = 1
     """Which start of the learner within the attempt this is. The cluster replaces a learner of a lower run."""
     variables: Variables = field(default_factory=dict)
@@ -159,6 +161,19 @@ class Input:
     """The part of the data store to fetch, relative to ``location``; empty: all of it."""
     secret: str = ""
     """Name of the tenant's secret that the store needs, for messages; empty: none."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where results are stored in place of the platform's store."""
+
+    type: str
+    """pvc."""
+    location: str
+    """The name of the claim."""
+    path: str = ""
+    """Folder in the data store: names that '/' separates; empty: its top. Attempts have folders of their own there."""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -187,6 +202,8 @@ class AttemptPlan:
     code_digest: str
     """``sha256:<hex>`` of the code archive; empty: no code."""
     inputs: tuple[Input, ...]
+    output: Output | None = None
+    """None: results are stored in the platform's store."""
     grace: int
     """Milliseconds between SIGTERM and SIGKILL."""
     store_timeout: int

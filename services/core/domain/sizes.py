@@ -10,6 +10,23 @@ from dataclasses import dataclass
 from typing import Final
 
 GB: Final = 10**9
+Devices = tuple[tuple[str, int], ...]
+"""(name of an extended resource, e.g. rdma/hca, count), sorted by name. None has the count 0."""
+
+
+def as_devices(counts: Mapping[str, int]) -> Devices:
+    """The devices of these counts by name."""
+    return tuple(sorted((name, count) for name, count in counts.items() if count))
+
+
+def joined(devices: Devices, other: Devices) -> Devices:
+    """The counts of both, added."""
+    if not devices or not other:
+        return devices or other
+    counts = dict(devices)
+    for name, count in other:
+        counts[name] = counts.get(name, 0) + count
+    return as_devices(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +39,17 @@ class Size:
     """CPU cores."""
     memory: int
     """Bytes."""
+    devices: Devices = ()
+    """Beside GPUs."""
+
+    def plus(self, other: Size) -> Size:
+        """Both together."""
+        return Size(
+            self.gpus + other.gpus,
+            self.cpus + other.cpus,
+            self.memory + other.memory,
+            joined(self.devices, other.devices),
+        )
 
 
 SIZES: Final[Mapping[str, Size]] = {

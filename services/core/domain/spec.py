@@ -30,7 +30,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from services.core.domain import s3_data
 from services.core.domain.errors import FieldError, InvalidSpec
-from services.core.domain.sizes import SIZES, Size
+from services.core.domain.sizes import SIZES, Size, as_devices
 from services.core.domain.spec_errors import plain_message
 from services.core.domain.units import format_bytes, format_duration, parse_bytes, parse_duration
 
@@ -64,6 +64,10 @@ def is_reserved_variable(name: str) -> bool:
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _ROLE: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,18}[a-z0-9])?")
 _CLAIM: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,250}[a-z0-9])?")
+_DEVICE: Final = re.compile(
+    r"(?=.{1,316}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+    r"/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
 _ENV: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
@@ -102,6 +106,9 @@ RoleName = Annotated[
 ]
 EnvName = Annotated[str, _matches(_ENV, "an environment variable's name has letters, digits and '_', e.g. BATCH_SIZE")]
 Gpus = Annotated[float, Field(ge=0, le=1024), AfterValidator(_whole_or_shared)]
+DeviceName = Annotated[
+    str, _matches(_DEVICE, "a device is named as the cluster names the resource: domain/name, e.g. rdma/hca")
+]
 RelativePath = Annotated[Text, Field(min_length=1, max_length=1024)]
 
 
@@ -137,8 +144,8 @@ class Resources(_Model):
     memory: Bytes | None = Field(default=None, ge=2**20, description="e.g. 16GB or 512MiB.")
     gpus: Gpus | None = Field(default=None, description="GPUs; a fraction below 1 shares one.")
     gpu_type: Text | None = Field(default=None, description="Model of GPU, e.g. v100.")
-    devices: dict[str, Annotated[int, Field(ge=1)]] = Field(
-        default_factory=dict, description="Other devices: resource name -> count."
+    devices: dict[DeviceName, Annotated[int, Field(strict=True, ge=1, le=1024)]] = Field(
+        default_factory=dict, description="Kubernetes: other devices than GPUs, resource name -> count."
     )
     shm: Bytes | None = Field(default=None, description="Size of /dev/shm.")
     disk: Bytes | None = Field(default=None, description="Scratch space.")
@@ -153,6 +160,9 @@ class Role(_Model):
     memory: Bytes | None = Field(default=None, ge=2**20, description="Memory per learner, e.g. 16GB.")
     gpus: Gpus | None = Field(default=None, description="GPUs per learner; a fraction below 1 shares one.")
     gpu_type: Text | None = Field(default=None, description="Model of GPU, e.g. v100.")
+    devices: dict[DeviceName, Annotated[int, Field(strict=True, ge=1, le=1024)]] | None = Field(
+        default=None, description="Other devices per learner, in place of those of the job; {}: none."
+    )
     command: Text | None = Field(default=None, description="Replaces the job's command.")
     on_failure: OnFailure = Field(
         default="restart-gang",
@@ -181,7 +191,8 @@ class DataStore(_Model):
     )
     region: Text | None = Field(default=None, description="s3: region of the bucket; default: us-east-1.")
     claim: Text | None = Field(
-        default=None, description="pvc: name of a PersistentVolumeClaim in the tenant's namespace; it is read only."
+        default=None,
+        description="pvc: name of a PersistentVolumeClaim in the tenant's namespace. Learners can only read it.",
     )
 
     @model_validator(mode="after")
@@ -219,10 +230,14 @@ class Input(_Model):
 
 
 class Output(_Model):
-    """Where results are copied to."""
+    """Where results are stored in place of the platform's store."""
 
-    store: Name = Field(description="Id of a data store.")
-    path: Text = Field(default="", description="Folder in the store.")
+    store: Name = Field(description="Id of a data store of type pvc.")
+    path: Text = Field(
+        default="",
+        max_length=1024,
+        description="Folder in the store. Results are below it, in JOB/attempts/N/LEARNER; default: the store itself.",
+    )
 
 
 class Checkpoint(_Model):
@@ -305,7 +320,9 @@ class JobSpec(_Model):
     placement: Text = Field(default="pack", description="pack, spread, or a topology key.")
     data_stores: tuple[DataStore, ...] = Field(default=(), description="Places that inputs are read from.")
     inputs: tuple[Input, ...] = Field(default=(), description="Data for the learners.")
-    outputs: Output | None = Field(default=None, description="Where results are copied to.")
+    outputs: Output | None = Field(
+        default=None, description="Kubernetes: where results are stored; default: the platform's store."
+    )
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="Checkpoints of the training.")
     metrics: tuple[MetricSource, ...] = Field(default=(), description="Files that metrics are read from.")
     retries: Retries = Field(default=Retries(), description="Attempts after a failure.")
@@ -370,6 +387,7 @@ class JobSpec(_Model):
             gpus=first_set(of_role.gpus, of_job.gpus, of_size.gpus),
             cpus=first_set(of_role.cpus, of_job.cpus, of_size.cpus),
             memory=int(first_set(of_role.memory, of_job.memory, of_size.memory)),
+            devices=as_devices(of_job.devices if of_role.devices is None else of_role.devices),
         )
 
 
@@ -415,6 +433,8 @@ def _store_errors(spec: JobSpec) -> Iterator[FieldError]:
     for pointer, store in used:
         if store not in stores:
             yield FieldError(pointer, f"there is no data store '{store}'", nearest(store, stores))
+    if spec.outputs is not None and _leaves_folder(spec.outputs.path):
+        yield FieldError("/outputs/path", "a relative path without '..', e.g. results/")
 
 
 def _input_errors(spec: JobSpec) -> Iterator[FieldError]:

@@ -30,6 +30,18 @@ def _unsupported_without_pods(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
     if spec.resources.shm:
         yield FieldError("/resources/shm", f"shm is {_LATER}", "leave it out")
+    if spec.outputs is not None:
+        instead = "leave it out: the platform stores results, see `weft download`"
+        yield FieldError("/outputs", f"outputs is {_LATER}: it is for learners in pods", instead)
+    for pointer in _device_fields(spec):
+        yield FieldError(pointer, f"devices are {_LATER}: they are for learners in pods", "leave it out")
+
+
+def _device_fields(spec: JobSpec) -> Iterator[str]:
+    """Pointers of the fields that name devices."""
+    if spec.resources.devices:
+        yield "/resources/devices"
+    yield from (f"/roles/{name}/devices" for name, role in spec.roles.items() if role.devices)
 
 
 def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
@@ -39,6 +51,9 @@ def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
         if store.type == "local":
             instead = "use a store of type http or pvc"
             yield FieldError(f"/data_stores/{index}/type", "pods cannot read files of one machine", instead)
+    types = {store.id: store.type for store in spec.data_stores}
+    if spec.outputs is not None and types.get(spec.outputs.store) != "pvc":
+        yield FieldError("/outputs/store", f"results in such a data store are {_LATER}", "name one of type pvc")
     for name in ("", *spec.roles):
         gpus = spec.roles[name].gpus if name else spec.resources.gpus
         if gpus is not None and gpus != int(gpus):
@@ -73,13 +88,12 @@ def _unsupported_data(spec: JobSpec, *, in_pods: bool) -> Iterator[FieldError]:
 
 
 def _unsupported_fields(spec: JobSpec) -> Iterator[FieldError]:
-    for field in ("elastic", "secrets", "notify", "outputs", "preemptible", "stall_timeout"):
+    for field in ("elastic", "secrets", "notify", "preemptible", "stall_timeout"):
         if getattr(spec, field):
             yield FieldError(f"/{field}", f"{field} is {_LATER}", "leave it out")
     if spec.priority != "normal":
         yield FieldError("/priority", f"priorities are {_LATER}", "leave it out")
     if spec.placement not in {"pack", "spread"}:
         yield FieldError("/placement", f"topology keys are {_LATER}", "there are: pack, spread")
-    for field in ("disk", "devices"):
-        if getattr(spec.resources, field):
-            yield FieldError(f"/resources/{field}", f"{field} is {_LATER}", "leave it out")
+    if spec.resources.disk:
+        yield FieldError("/resources/disk", f"disk is {_LATER}", "leave it out")

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
+from services.core.domain.sizes import Devices
 from services.core.domain.startup import Span
 
 ISOLATION_LABEL: Final = "weft.dev/isolation"
@@ -36,6 +37,8 @@ class Node:
     gpus: int
     gpu_type: str = ""
     """Model of the GPUs, e.g. v100; empty: unknown or none."""
+    devices: Devices = ()
+    """Beside GPUs: those that the operator lets learners have."""
     ready: bool = True
     """False: no learners can be placed on it now."""
     pressure: str = ""
@@ -88,6 +91,7 @@ class LearnerProcess:
     memory: int = 0
     """Bytes."""
     gpus: float = 0
+    devices: Devices = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.core.domain.units import parse_bytes
 
 Priority = Literal["low", "normal", "high"]
+_DEVICE: Final = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 _OBJECT_NAME: Final = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 
 
@@ -124,6 +125,12 @@ class KubernetesSettings(BaseSettings):
         default="nvidia.com/gpu.product",
         description="Label of nodes with the model of their GPUs, for `gpu_type` of a job.",
     )
+    devices: tuple[Annotated[str, Field(pattern=_DEVICE)], ...] = Field(
+        default=(),
+        description='Extended resources that learners may have beside GPUs (`devices` of a job), e.g. ["rdma/hca"]: '
+        "those of device plugins that are safe to share between tenants. Jobs that name others are refused. "
+        "Default: none.",
+    )
     priority_classes: dict[Priority, str] = Field(
         default_factory=dict,
         description='PriorityClass of the pods by the job\'s priority, e.g. {"high": "weft-high"}. Default: none.',
@@ -160,6 +167,12 @@ class KubernetesSettings(BaseSettings):
         default=200_000, ge=1000, description="A tenant's pods run under one user id: the first of these."
     )
     uid_count: int = Field(default=100_000, ge=1, description="The number of user ids of tenants.")
+
+    @model_validator(mode="after")
+    def _gpus_are_no_devices(self) -> KubernetesSettings:
+        if self.gpu_resource in self.devices:
+            raise ValueError(f"devices: {self.gpu_resource} counts the GPUs (`gpu_resource`): leave it out")
+        return self
 
     @field_validator("helper_memory", "scratch", mode="before")
     @classmethod

@@ -35,7 +35,11 @@ JOB: Final = "/weft/job"
 TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - the container's own
 """For temporary files of the learner, on one volume. Beside its volumes the learner's container is read-only."""
 VOLUMES: Final = "/weft/volumes"
-"""Read-only, in both containers: a folder for each claim of the job's data stores, named after it."""
+"""Read-only, in both containers: a folder for each claim of the job's inputs, named after it."""
+RESULTS: Final = "/weft/results"
+"""Written by the helper, which alone has it: the claim that the job's results are stored on."""
+RESULTS_VOLUME: Final = "results"
+"""Name of that claim's volume. Inputs of the same claim are read-only mounts of it."""
 
 SDK: Final = f"{CONTROL}/sdk"
 """The part of the SDK that training code imports. The helper copies it here from its image."""

@@ -47,6 +47,10 @@ def _fetch_into(
     staging: Path, folder: LearnerFolder, assignment: Assignment, signer: UrlSigner, progress: FetchProgress
 ) -> FetchResult:
     result = FetchResult()
+    if assignment.plan.output is not None:
+        from services.helper.fetch.claim_check import check_claim
+
+        check_claim(folder, assignment, assignment.plan.output)
     model_dir = staging / JOB_FOLDERS[Folder.MODEL]
     if assignment.plan.code_digest:
         with progress.step(Step.CODE, "fetching its code"):

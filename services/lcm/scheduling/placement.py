@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Final
 
 from services.core.domain.learner import learner_name
-from services.core.domain.sizes import Size
+from services.core.domain.sizes import Devices, Size, joined
 from services.core.domain.spec import JobSpec
 from services.core.ports.cluster import Node
 
@@ -55,6 +56,8 @@ class Free:
     """Bytes."""
     gpus: float
     gpu_type: str = ""
+    devices: Devices = ()
+    """Beside GPUs. A count may be negative."""
 
     def fits(self, size: Size, gpu_type: str | None) -> bool:
         """True if a learner of this size, which may need GPUs of one type, fits here."""
@@ -64,11 +67,18 @@ class Free:
             and self.cpus + _EPSILON >= size.cpus
             and self.memory >= size.memory
             and self.gpus + _EPSILON >= size.gpus
+            and (not size.devices or _has(self.devices, size.devices))
         )
 
     def minus(self, size: Size) -> Free:
         """This node with ``size`` taken from it; may become negative."""
-        return replace(self, cpus=self.cpus - size.cpus, memory=self.memory - size.memory, gpus=self.gpus - size.gpus)
+        return replace(
+            self,
+            cpus=self.cpus - size.cpus,
+            memory=self.memory - size.memory,
+            gpus=self.gpus - size.gpus,
+            devices=joined(self.devices, tuple((name, -count) for name, count in size.devices)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,9 @@ Placed = tuple[Gang, Mapping[str, str]]
 
 def all_free(nodes: Iterable[Node]) -> list[Free]:
     """The resources of the ready nodes, as if nothing ran on them."""
-    return [Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type) for node in nodes if node.ready]
+    return [
+        Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type, node.devices) for node in nodes if node.ready
+    ]
 
 
 NOTHING: Final = Size(0, 0, 0)
@@ -97,14 +109,14 @@ def gang_of(spec: JobSpec, sizes: Mapping[str, Size], least: Size = NOTHING, ove
     ``least``: what each learner is charged at least, for its shim and its helper. ``overhead``: what it is charged
     besides its own size, for a helper with resources of its own.
     """
-    charged = {name: _plus(_at_least(spec.role_resources(name, sizes), least), overhead) for name in spec.roles}
+    charged = {name: _at_least(spec.role_resources(name, sizes), least).plus(overhead) for name in spec.roles}
     learners = [
         (learner_name(name, index), charged[name], role.gpu_type or spec.resources.gpu_type)
         for name, role in spec.roles.items()
         for index in range(role.count)
     ]
     return Gang(
-        learners=tuple(sorted(learners, key=lambda learner: (-learner[1].gpus, -learner[1].cpus, -learner[1].memory))),
+        learners=tuple(sorted(learners, key=lambda learner: _largest_first(learner[1]))),
         placement=spec.placement,
         gpu_type=spec.resources.gpu_type or "",
         framework=spec.framework.name if spec.framework else "",
@@ -113,11 +125,19 @@ def gang_of(spec: JobSpec, sizes: Mapping[str, Size], least: Size = NOTHING, ove
 
 
 def _at_least(size: Size, least: Size) -> Size:
-    return Size(max(size.gpus, least.gpus), max(size.cpus, least.cpus), max(size.memory, least.memory))
+    return replace(
+        size, gpus=max(size.gpus, least.gpus), cpus=max(size.cpus, least.cpus), memory=max(size.memory, least.memory)
+    )
 
 
-def _plus(size: Size, other: Size) -> Size:
-    return Size(size.gpus + other.gpus, size.cpus + other.cpus, size.memory + other.memory)
+def _largest_first(size: Size) -> tuple[float, float, float, int]:
+    """A key to sort by. Learners with devices come first: fewer nodes have them."""
+    return -sum(count for _, count in size.devices), -size.gpus, -size.cpus, -size.memory
+
+
+def _has(devices: Devices, needed: Devices) -> bool:
+    there = dict(devices)
+    return all(there.get(name, 0) >= count for name, count in needed)
 
 
 def place(gang: Gang, free: Sequence[Free]) -> dict[str, str] | None:
@@ -165,25 +185,31 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     """Says what the gang needs and what is free, for people."""
     sizes = [size for _, size, _ in gang.learners]
     needed, there = _totals(sizes), _totals(free)
+    devices, present = _devices(sizes), dict(_devices(free))
     parts = [
         f"{_number(needed[0])} GPUs ({_number(there[0])} free)",
         f"{_number(needed[1])} CPUs ({_number(there[1])} free)",
         f"{needed[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
     ]
-    text = ("its learner needs " if len(sizes) == 1 else f"its {len(sizes)} learners need ") + ", ".join(
-        parts[0 if needed[0] else 1 :]
-    )
+    parts = parts if needed[0] else parts[1:]
+    parts += [f"{count} {name} ({present.get(name, 0)} free)" for name, count in devices]
+    text = ("its learner needs " if len(sizes) == 1 else f"its {len(sizes)} learners need ") + ", ".join(parts)
     enough = all(has + _EPSILON >= need for has, need in zip(there, needed, strict=True))
+    enough = enough and all(present.get(name, 0) >= count for name, count in devices)
     return text + (", not on nodes that could each take a whole learner" if enough else "")
 
 
 def describe_excess(gang: Gang, capacity: Sequence[Free]) -> str:
     """Says what the gang needs and the whole cluster does not have, for people."""
-    needed, there = _totals([size for _, size, _ in gang.learners]), _totals(capacity)
-    units = ("{} GPUs", "{} CPUs", "{} GB of memory")
+    sizes = [size for _, size, _ in gang.learners]
+    present = dict(_devices(capacity))
+    amounts = [
+        *zip(("GPUs", "CPUs", "GB of memory"), _totals(sizes), _totals(capacity), strict=True),
+        *((name, count, present.get(name, 0)) for name, count in _devices(sizes)),
+    ]
     short = [
-        f"{unit.format(_number(need))}, and this cluster has {_number(has)}"
-        for unit, need, has in zip(units, needed, there, strict=True)
+        f"{_number(need)} {unit}, and this cluster has {_number(has)}"
+        for unit, need, has in amounts
         if has + _EPSILON < need
     ]
     if short:
@@ -198,6 +224,10 @@ def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, flo
         sum(amount.cpus for amount in amounts),
         sum(amount.memory for amount in amounts) / 1e9,
     )
+
+
+def _devices(amounts: Sequence[Size] | Sequence[Free]) -> Devices:
+    return reduce(joined, (amount.devices for amount in amounts), ())
 
 
 def _number(value: float) -> str:

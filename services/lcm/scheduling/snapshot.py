@@ -63,9 +63,7 @@ class Snapshot:
         for job_id, piece in self._held():
             before = used.get(piece.node)
             if before is not None:
-                used[piece.node] = Size(
-                    before.gpus + piece.size.gpus, before.cpus + piece.size.cpus, before.memory + piece.size.memory
-                )
+                used[piece.node] = before.plus(piece.size)
                 jobs[piece.node].add(job_id)
         return [NodeUsage(node, used[node.name], sorted(jobs[node.name])) for node in self.nodes]
 

@@ -266,6 +266,11 @@ class Cluster:
         amounts = json.dumps({"status": {kind: {GPU: str(count)} for kind in ("capacity", "allocatable")}})
         self.kubectl("patch", "node", node, "--subresource=status", f"--patch={amounts}")
 
+    def set_devices(self, node: str, resource: str, count: int) -> None:
+        """Gives a real node fake devices of this extended resource; 0: none any more."""
+        amounts = json.dumps({"status": {kind: {resource: str(count)} for kind in ("capacity", "allocatable")}})
+        self.kubectl("patch", "node", node, "--subresource=status", f"--patch={amounts}")
+
     @contextmanager
     def closed_port(self, port: int) -> Generator[None]:
         """Within it, nothing that pods send to this port of the control plane's machine arrives."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import objects, pods
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
-from services.core.domain.plan import AttemptPlan, Input
+from services.core.domain.plan import AttemptPlan, Input, Output
 from services.core.strategies.registry import with_variables
 from tests.documents import a_learner, a_plan
 from tests.testbed.kubernetes.options import OPTIONS as SMALL
@@ -33,6 +33,7 @@ OPTIONS: Final = KubernetesOptions(
     lcm_account="platform/walls-lcm",
     guardian_account="platform/walls-guardian",
     priority_classes={"high": "walls-high"},
+    devices=("rdma/hca", "example.org/fpga"),
 )
 _JOB: Final = "j01m81m6wwmrnwpzxnhp31z"
 _OWNER: Final = f"weft-{_JOB}-1"
@@ -65,9 +66,18 @@ class Hostile:
 
 
 def plan(job: str = _JOB) -> AttemptPlan:
-    """A gang of two with a GPU each."""
+    """A gang of two with a GPU and a network adapter each."""
     gang = tuple(
-        a_learner(f"worker-{rank}", cpus=0.1, memory=2**27, gpus=1, node="", token=f"token-of-{rank}", shm=2**24)
+        a_learner(
+            f"worker-{rank}",
+            cpus=0.1,
+            memory=2**27,
+            gpus=1,
+            node="",
+            token=f"token-of-{rank}",
+            shm=2**24,
+            devices={"rdma/hca": 1},
+        )
         for rank in range(2)
     )
     return with_variables(
@@ -77,6 +87,7 @@ def plan(job: str = _JOB) -> AttemptPlan:
             tenant=TENANT,
             distribution="torchrun",
             inputs=(Input(mount="set", type="pvc", location="mine"),),
+            output=Output(type="pvc", location="kept", path="results"),
             grace=1000,
             store_timeout=1000,
             priority="high",
@@ -156,6 +167,10 @@ _CONTAINER: Final[Mapping[str, tuple[object, ...]]] = {
 """Of both containers. ``shm`` stands for no volume of the helper."""
 
 _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
+    "resources": tuple(
+        {"limits": {"cpu": "1", "memory": "1Gi", name: "1"}, "requests": {"cpu": "1", "memory": "1Gi", name: "1"}}
+        for name in ("example.org/disk", "rdma/hca_exclusive", "rdma/h", "smarter-devices/fuse", "hugepages-2Mi")
+    ),
     "command": (["/bin/sh", "-c", "true"], ["/weft/job/code/entry.sh"], None),
     "image": ("docker.io/library/busybox:1", "testbed.invalid.example/busybox:1", "registry.example/teammate:1"),
     "volumeMounts+": (
@@ -163,6 +178,10 @@ _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "private", "mountPath": "/weft/private"},
         {"name": "plan", "mountPath": "/weft/plan"},
         {"name": "helper-tmp", "mountPath": "/helper"},
+        {"name": "results", "mountPath": "/weft/results"},
+        {"name": "results", "mountPath": "/weft/results", "readOnly": True},
+        {"name": "results", "mountPath": "/weft/volumes/kept"},
+        {"name": "results", "mountPath": "/usr", "readOnly": True},
     ),
     "volumeMounts.0": ({"name": "control", "mountPath": "/weft/control"},),
     "volumeMounts.2": ({"name": "entry", "mountPath": "/weft/entry"},),
@@ -183,7 +202,16 @@ _HELPER: Final[Mapping[str, tuple[object, ...]]] = {
     "image": ("testbed.invalid/busybox:1", "registry.example/helper:latest", "testbed.invalid/helper-2:1"),
     "command": (["/bin/sh"],),
     "restartPolicy": (None,),
-    "resources.limits": ({"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},),
+    "resources.limits": (
+        {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},
+        {"cpu": "1", "memory": "1Gi", "rdma/hca": "1"},
+    ),
+    "volumeMounts+": (
+        {"name": "data-0", "mountPath": "/weft/results2"},
+        {"name": "results", "mountPath": "/weft/volumes/kept"},
+        {"name": "results", "mountPath": "/usr"},
+        {"name": "results", "mountPath": "/usr", "readOnly": True},
+    ),
     "volumeMounts.4": ({"name": "runs", "mountPath": "/weft/runs"},),
     "volumeMounts.1": ({"name": "token", "mountPath": "/weft/job/token", "readOnly": True},),
 }
@@ -286,6 +314,8 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "evil", "persistentVolumeClaim": {"claimName": "of-another"}},
         {"name": "evil", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
         {"name": "data-1", "persistentVolumeClaim": {"claimName": "mine"}},
+        {"name": "results-2", "persistentVolumeClaim": {"claimName": "mine"}},
+        {"name": "results-3", "persistentVolumeClaim": {"claimName": "mine", "readOnly": True}},
         {"name": "evil", "csi": {"driver": "secrets-store.csi.k8s.io"}},
         {"name": "evil", "iscsi": {"targetPortal": "192.0.2.1:3260", "iqn": "iqn.2001-04.com.example:disk", "lun": 0}},
         {"name": "evil", "fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}},

@@ -32,6 +32,7 @@ TYPES: Final[Types] = {
         "gpus": ("number", "GPUs for learners."),
         "gpu_type": ("text", "Model of its GPUs; empty without any."),
         "ready": ("flag", "It can run learners now."),
+        "devices": ("map of integer", "Other devices for learners, e.g. rdma/hca; empty without any."),
         "used": ("ResourceSize", "What the learners below hold."),
         "learners": ("list of PlacedLearner", "Learners on it, of the jobs that you may see."),
     },
@@ -45,6 +46,7 @@ TYPES: Final[Types] = {
         "cpus": ("number", "CPU cores that it holds."),
         "memory": ("integer", "Bytes of memory that it holds."),
         "gpus": ("number", "GPUs that it holds."),
+        "devices": ("map of integer", "Other devices that it holds."),
     },
 }
 
@@ -121,6 +123,7 @@ def _learners(job: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[dict
             "learner": learner,
             "node": node,
             **held,
+            "devices": of_job.get("devices") or {} if role.get("devices") is None else role["devices"],
         }
 
 
@@ -136,6 +139,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
         Column("GPUS", right=True),
         Column("SLOTS", flexible=True),
         Column("TYPE", wide_only=True),
+        Column("DEVICES", wide_only=True),
     ]
     rows = [
         [
@@ -145,6 +149,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
             f"{amount(node['used']['gpus'])}/{amount(node['gpus'])}",
             _slots(node, letters),
             node.get("gpu_type") or "-",
+            _devices(node),
         ]
         for node in state["nodes"]
     ]
@@ -182,6 +187,13 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
     parts += [table(columns, rows, wide=wide)] if rows else []
     parts += [table(of_jobs, holding, wide=wide)] if holding else []
     return "\n\n".join(filter(None, parts))
+
+
+def _devices(node: Mapping[str, Any]) -> str:
+    """What is held of each kind of device, e.g. rdma/hca 1/2."""
+    devices = node.get("devices") or {}
+    used = {name: sum(learner["devices"].get(name, 0) for learner in node["learners"]) for name in devices}
+    return ", ".join(f"{name} {used[name]}/{count}" for name, count in sorted(devices.items())) or "-"
 
 
 def _slots(node: Mapping[str, Any], letters: Mapping[str, str]) -> str:

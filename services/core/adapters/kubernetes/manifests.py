@@ -63,6 +63,7 @@ def values(options: KubernetesOptions, accounts: Accounts) -> dict[str, str]:
         "kueue": "true" if options.gang is GangMethod.KUEUE else "false",
         "priority_classes": json.dumps(sorted(set(options.priority_classes.values()))),
         "gpu_resource": options.gpu_resource,
+        "resources": json.dumps(["cpu", "memory", options.gpu_resource, *sorted(set(options.devices))]),
         "scratch": str(options.scratch),
         "uid_first": str(options.uid_first),
         "uid_last": str(options.uid_first + options.uid_count - 1),

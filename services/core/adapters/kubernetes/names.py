@@ -51,7 +51,7 @@ KUEUE_SCHEDULING_GATE: Final = "kueue.x-k8s.io/admission"
 KUEUE_COUNT: Final = "kueue.x-k8s.io/pod-group-total-count"
 """Annotation of Kueue's: how many pods the group has."""
 SIZE: Final = "weft.dev/size"
-"""Annotation of a pod: what its learner holds of its node, as JSON ``{cpus, memory, gpus}``."""
+"""Annotation of a pod: what its learner holds of its node, as JSON ``{cpus, memory, gpus, devices}``."""
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _ENCODED: Final = re.compile(r".*-x[0-9a-f]{12}")

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.sizes import Devices, as_devices
 from services.core.ports.cluster import ISOLATION_LABEL, Node
 
 Document = Mapping[str, Any]
@@ -35,6 +36,7 @@ class Usage:
     cpus: float
     memory: float
     gpus: float
+    devices: Devices = ()
 
 
 def parse_quantity(text: object) -> float:
@@ -54,7 +56,8 @@ def usage(pod: Document, options: KubernetesOptions) -> Usage | None:
     if not node or (own and names.label(pod, names.JOB)) or phase in {"Succeeded", "Failed"}:
         return None
     cpus, memory, gpus = (_requested(pod["spec"], resource) for resource in ("cpu", "memory", options.gpu_resource))
-    return Usage(node, cpus, memory, gpus)
+    devices = as_devices({name: int(_requested(pod["spec"], name)) for name in options.devices})
+    return Usage(node, cpus, memory, gpus, devices)
 
 
 def _requested(spec: Document, resource: str) -> float:
@@ -96,6 +99,9 @@ def _node(node: Document, taken: Iterable[Usage], options: KubernetesOptions) ->
     room = status.get("allocatable") or {}
     conditions = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
     gpus = parse_quantity(room.get(options.gpu_resource, "0")) - sum(entry.gpus for entry in taken)
+    devices = {name: int(parse_quantity(room.get(name, "0"))) for name in options.devices}
+    for name, count in (held for entry in taken for held in entry.devices):
+        devices[name] = max(0, devices[name] - count)
     pressure = "; ".join(text for kind, text in _PRESSURES.items() if conditions.get(kind) == "True")
     return Node(
         name=node["metadata"]["name"],
@@ -103,6 +109,7 @@ def _node(node: Document, taken: Iterable[Usage], options: KubernetesOptions) ->
         memory=max(0, int(parse_quantity(room.get("memory", "0")) - sum(entry.memory for entry in taken))),
         gpus=max(0, int(gpus)),
         gpu_type=str(labels.get(options.gpu_label, "")),
+        devices=as_devices(devices),
         ready=conditions.get("Ready") == "True" and not _refuses(node, options),
         pressure=pressure,
         labels={**labels, ISOLATION_LABEL: "pod"},

@@ -21,6 +21,7 @@ from services.core.adapters.kubernetes import names, reasons
 from services.core.domain.codec import MALFORMED, load
 from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.sizes import Size, as_devices
 from services.core.domain.startup import Span, Step
 from services.core.domain.status import Phase
 from services.core.ports.cluster import LearnerProcess
@@ -109,9 +110,10 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         can_store=not context.node_lost and not _has_ended(pod),
         readable=report is not None or terminated is not None or not has_begun(pod),
         node=str(pod["spec"].get("nodeName") or ""),
-        cpus=size[0],
-        memory=int(size[1]),
-        gpus=size[2],
+        cpus=size.cpus,
+        memory=size.memory,
+        gpus=size.gpus,
+        devices=size.devices,
         blocked=blocked.reason.value if blocked else "",
         blocked_message=blocked.message if blocked else "",
         blocked_for_good=blocked.final if blocked else False,
@@ -390,13 +392,14 @@ def _signal(mark: StopMark) -> int:
     return 9 if mark.grace_ms == 0 else 15
 
 
-def _size(pod: Document) -> tuple[float, float, float]:
-    """(cpus, memory, gpus) by the pod's annotation; zeros if it is damaged."""
+def _size(pod: Document) -> Size:
+    """What the learner holds by the pod's annotation; nothing if it is damaged. Earlier versions named no devices."""
     try:
         size = json.loads(names.annotation(pod, names.SIZE))
-        return float(size["cpus"]), float(size["memory"]), float(size["gpus"])
+        devices = as_devices({str(name): int(count) for name, count in size.get("devices", {}).items()})
+        return Size(float(size["gpus"]), float(size["cpus"]), int(size["memory"]), devices)
     except MALFORMED:
-        return 0.0, 0.0, 0.0
+        return Size(0, 0, 0)
 
 
 def _time_ms(text: object) -> int | None:

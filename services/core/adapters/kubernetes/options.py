@@ -60,6 +60,8 @@ class KubernetesOptions:
     gpu_resource: str = "nvidia.com/gpu"
     gpu_label: str = "nvidia.com/gpu.product"
     """Label of nodes with the model of their GPUs."""
+    devices: tuple[str, ...] = ()
+    """Names of extended resources that learners may have beside GPUs, e.g. rdma/hca; empty: none."""
     priority_classes: Mapping[str, str] = field(default_factory=dict)
     """low, normal, high -> PriorityClass; none for what is left out."""
     runtime_class: str = ""

@@ -29,6 +29,7 @@ _HELPER_MOUNTS: Final[_Mounts] = {
     "runs": ((layout.RUNS,), True),
     "job": ((layout.JOB,), False),
     "helper-tmp": (("/tmp",), False),  # noqa: S108 - the container's own
+    layout.RESULTS_VOLUME: ((layout.RESULTS,), False),
 }
 _LEARNER_MOUNTS: Final[_Mounts] = {
     "control": ((layout.CONTROL,), True),
@@ -167,7 +168,9 @@ def _containers(spec: Mapping[str, Any], options: KubernetesOptions) -> Iterator
             {
                 "image": lambda value: is_allowed_image(str(value), options),
                 "command": _is(["/bin/sh", f"{layout.ENTRY}/{layout.ENTRY_FILE}"]),
-                "resources": lambda value: _is_bounded(value, {"cpu", "memory", options.gpu_resource}),
+                "resources": lambda value: _is_bounded(
+                    value, {"cpu", "memory", options.gpu_resource, *options.devices}
+                ),
             },
         )
 
@@ -195,7 +198,8 @@ def _volumes(volumes: Sequence[Any], owner: str, learner: str, options: Kubernet
         kind = next((key for key in volume if key != "name"), "")
         source = volume.get(kind) or {}
         if kind == "persistentVolumeClaim":
-            kept = _DATA.fullmatch(name) is not None and source == {**source, "readOnly": True} and len(source) == 2
+            is_read = _DATA.fullmatch(name) is not None and source == {**source, "readOnly": True} and len(source) == 2
+            kept = is_read or (name == layout.RESULTS_VOLUME and {*source} == {"claimName"})
         elif kind == "emptyDir":
             kept = _is_bounded_folder(name, source, options)
         else:
@@ -257,7 +261,9 @@ def _is_tolerated(toleration: Mapping[str, Any], options: KubernetesOptions) -> 
 def _is_of_a_tenant(security: Mapping[str, Any], options: KubernetesOptions) -> bool:
     user = security.get("runAsUser")
     in_range = isinstance(user, int) and 0 <= user - options.uid_first < options.uid_count
+    change = {name: "OnRootMismatch" for name in security if name == "fsGroupChangePolicy"}
     return in_range and security == {
+        **change,
         "runAsNonRoot": True,
         "runAsUser": user,
         "runAsGroup": user,
@@ -271,8 +277,8 @@ def _is_confined(security: Mapping[str, Any]) -> bool:
 
 
 def _is_mounted(mount: Mapping[str, Any], allowed: _Mounts) -> bool:
-    if _DATA.fullmatch(str(mount.get("name"))):
-        place = str(mount.get("mountPath", ""))
+    name, place = str(mount.get("name")), str(mount.get("mountPath", ""))
+    if _DATA.fullmatch(name) or (name == layout.RESULTS_VOLUME and place.startswith(f"{layout.VOLUMES}/")):
         return place.startswith(f"{layout.VOLUMES}/") and mount == {**mount, "readOnly": True} and len(mount) == 3
     paths, read_only = allowed.get(str(mount.get("name")), ((), False))
     wanted = {"name": mount.get("name")} | ({"readOnly": True} if read_only else {})

@@ -42,6 +42,7 @@ def pod(
         "cpus": learner.cpus + options.helper_cpus,
         "memory": learner.memory + options.helper_memory,
         "gpus": learner.gpus,
+        **({"devices": dict(learner.devices)} if learner.devices else {}),
     }
     spec: Document = {
         "schedulingGates": [{"name": layout.SCHEDULING_GATE}],
@@ -166,6 +167,8 @@ def _pod_security(plan: AttemptPlan, options: KubernetesOptions) -> Document:
         "runAsGroup": user,
         "fsGroup": user,
         "seccompProfile": {"type": "RuntimeDefault"},
+        # Else the kubelet would set the group of each file of a large claim, at each start of a pod.
+        **({"fsGroupChangePolicy": "OnRootMismatch"} if plan.output is not None else {}),
     }
 
 
@@ -201,6 +204,7 @@ def _helper(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions)
             _mount("job", layout.JOB),
             _mount("helper-tmp", "/tmp"),  # noqa: S108 - the container's own
             *_claim_mounts(plan),
+            *([_mount(layout.RESULTS_VOLUME, layout.RESULTS)] if plan.output is not None else []),
         ],
     }
 
@@ -209,6 +213,7 @@ def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
     size = {"cpu": _cpus(learner.cpus), "memory": str(learner.memory)}
     if learner.gpus:
         size[options.gpu_resource] = str(_whole_gpus(learner))
+    size |= _devices(learner, options)
     mounts = [
         _mount("control", layout.CONTROL, read_only=True),
         _mount("runs", layout.RUNS),
@@ -273,16 +278,26 @@ def _volumes(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
     volumes += [
         {"name": volume, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         for volume, claim in claims(plan).items()
+        if volume != layout.RESULTS_VOLUME
     ]
+    if plan.output is not None:
+        claim = {"claimName": plan.output.location}
+        volumes.append({"name": layout.RESULTS_VOLUME, "persistentVolumeClaim": claim})
     if learner.shm:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(learner.shm)}})
     return volumes
 
 
 def claims(plan: AttemptPlan) -> dict[str, str]:
-    """The claims of the job's data stores by the name of their volume. They are of the tenant's namespace."""
+    """The claims of the job's inputs by the name of their volume. They are of the tenant's namespace.
+
+    A claim that results are stored on, too, is one volume: a kubelet need not mount a claim twice.
+    """
     named = sorted({entry.location for entry in plan.inputs if entry.type == "pvc"})
-    return {f"data-{number}": claim for number, claim in enumerate(named)}
+    written = plan.output.location if plan.output is not None else None
+    return {
+        layout.RESULTS_VOLUME if claim == written else f"data-{number}": claim for number, claim in enumerate(named)
+    }
 
 
 def _claim_mounts(plan: AttemptPlan) -> list[Document]:
@@ -313,6 +328,17 @@ def _mount(volume: str, path: str, *, read_only: bool = False) -> Document:
 
 def _cpus(cpus: float) -> str:
     return f"{math.ceil(cpus * 1000)}m"
+
+
+def _devices(learner: LearnerPlan, options: KubernetesOptions) -> dict[str, str]:
+    """Limits of the learner's devices. Raises InvalidRequest for one that the operator does not list."""
+    unlisted = sorted({*learner.devices} - {*options.devices})
+    if unlisted:
+        listed = ", ".join(options.devices) or "none"
+        raise InvalidRequest(
+            f"this cluster gives no {unlisted[0]} to learners; devices here: {listed} (WEFT_KUBERNETES_DEVICES)"
+        )
+    return {name: str(count) for name, count in sorted(learner.devices.items())}
 
 
 def _whole_gpus(learner: LearnerPlan) -> int:

@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15weft/v1/control.proto\x12\x07weft.v1\"-\n\x0cNudgeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\x0c\n\nNudgeReply\"!\n\x0e\x45xplainRequest\x12\x0f\n\x07job_ids\x18\x01 \x03(\t\"1\n\x0c\x45xplainReply\x12!\n\x07waiting\x18\x01 \x03(\x0b\x32\x10.weft.v1.Waiting\"T\n\x07Waiting\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x16\n\x0epending_reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\x1a\n\nFitRequest\x12\x0c\n\x04spec\x18\x01 \x01(\x0c\",\n\x08\x46itReply\x12\x0f\n\x07verdict\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x15\n\x13\x43lusterUsageRequest\"I\n\x11\x43lusterUsageReply\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.weft.v1.NodeUsage\x12\x11\n\tisolation\x18\x02 \x01(\t\"\xb2\x01\n\tNodeUsage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x0c\n\x04gpus\x18\x04 \x01(\x01\x12\x10\n\x08gpu_type\x18\x05 \x01(\t\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x11\n\tused_cpus\x18\x07 \x01(\x01\x12\x13\n\x0bused_memory\x18\x08 \x01(\x04\x12\x11\n\tused_gpus\x18\t \x01(\x01\x12\x0f\n\x07job_ids\x18\n \x03(\t2>\n\x07\x43ontrol\x12\x33\n\x05Nudge\x12\x15.weft.v1.NudgeRequest\x1a\x13.weft.v1.NudgeReply2\xbb\x01\n\x05Queue\x12\x39\n\x07\x45xplain\x12\x17.weft.v1.ExplainRequest\x1a\x15.weft.v1.ExplainReply\x12-\n\x03\x46it\x12\x13.weft.v1.FitRequest\x1a\x11.weft.v1.FitReply\x12H\n\x0c\x43lusterUsage\x12\x1c.weft.v1.ClusterUsageRequest\x1a\x1a.weft.v1.ClusterUsageReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15weft/v1/control.proto\x12\x07weft.v1\"-\n\x0cNudgeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\x0c\n\nNudgeReply\"!\n\x0e\x45xplainRequest\x12\x0f\n\x07job_ids\x18\x01 \x03(\t\"1\n\x0c\x45xplainReply\x12!\n\x07waiting\x18\x01 \x03(\x0b\x32\x10.weft.v1.Waiting\"T\n\x07Waiting\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x16\n\x0epending_reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\x1a\n\nFitRequest\x12\x0c\n\x04spec\x18\x01 \x01(\x0c\",\n\x08\x46itReply\x12\x0f\n\x07verdict\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x15\n\x13\x43lusterUsageRequest\"I\n\x11\x43lusterUsageReply\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.weft.v1.NodeUsage\x12\x11\n\tisolation\x18\x02 \x01(\t\"\x94\x02\n\tNodeUsage\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x04\x12\x0c\n\x04gpus\x18\x04 \x01(\x01\x12\x10\n\x08gpu_type\x18\x05 \x01(\t\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x11\n\tused_cpus\x18\x07 \x01(\x01\x12\x13\n\x0bused_memory\x18\x08 \x01(\x04\x12\x11\n\tused_gpus\x18\t \x01(\x01\x12\x0f\n\x07job_ids\x18\n \x03(\t\x12\x30\n\x07\x64\x65vices\x18\x0b \x03(\x0b\x32\x1f.weft.v1.NodeUsage.DevicesEntry\x1a.\n\x0c\x44\x65vicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x32>\n\x07\x43ontrol\x12\x33\n\x05Nudge\x12\x15.weft.v1.NudgeRequest\x1a\x13.weft.v1.NudgeReply2\xbb\x01\n\x05Queue\x12\x39\n\x07\x45xplain\x12\x17.weft.v1.ExplainRequest\x1a\x15.weft.v1.ExplainReply\x12-\n\x03\x46it\x12\x13.weft.v1.FitRequest\x1a\x11.weft.v1.FitReply\x12H\n\x0c\x43lusterUsage\x12\x1c.weft.v1.ClusterUsageRequest\x1a\x1a.weft.v1.ClusterUsageReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_NODEUSAGE_DEVICESENTRY']._loaded_options = None
+  _globals['_NODEUSAGE_DEVICESENTRY']._serialized_options = b'8\001'
   _globals['_NUDGEREQUEST']._serialized_start=34
   _globals['_NUDGEREQUEST']._serialized_end=79
   _globals['_NUDGEREPLY']._serialized_start=81
@@ -50,9 +52,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLUSTERUSAGEREPLY']._serialized_start=364
   _globals['_CLUSTERUSAGEREPLY']._serialized_end=437
   _globals['_NODEUSAGE']._serialized_start=440
-  _globals['_NODEUSAGE']._serialized_end=618
-  _globals['_CONTROL']._serialized_start=620
-  _globals['_CONTROL']._serialized_end=682
-  _globals['_QUEUE']._serialized_start=685
-  _globals['_QUEUE']._serialized_end=872
+  _globals['_NODEUSAGE']._serialized_end=716
+  _globals['_NODEUSAGE_DEVICESENTRY']._serialized_start=670
+  _globals['_NODEUSAGE_DEVICESENTRY']._serialized_end=716
+  _globals['_CONTROL']._serialized_start=718
+  _globals['_CONTROL']._serialized_end=780
+  _globals['_QUEUE']._serialized_start=783
+  _globals['_QUEUE']._serialized_end=970
 # @@protoc_insertion_point(module_scope)

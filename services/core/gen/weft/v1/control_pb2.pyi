@@ -222,6 +222,26 @@ Global___ClusterUsageReply: _TypeAlias = ClusterUsageReply  # noqa: Y015
 class NodeUsage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DevicesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
@@ -232,6 +252,7 @@ class NodeUsage(_message.Message):
     USED_MEMORY_FIELD_NUMBER: _builtins.int
     USED_GPUS_FIELD_NUMBER: _builtins.int
     JOB_IDS_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name of the node"""
     cpus: _builtins.float
@@ -254,6 +275,10 @@ class NodeUsage(_message.Message):
     def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of the jobs that hold something of this node, sorted"""
 
+    @_builtins.property
+    def devices(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """devices for learners beside GPUs: name of the resource -> count"""
+
     def __init__(
         self,
         *,
@@ -267,10 +292,11 @@ class NodeUsage(_message.Message):
         used_memory: _builtins.int = ...,
         used_gpus: _builtins.float = ...,
         job_ids: _abc.Iterable[_builtins.str] | None = ...,
+        devices: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "job_ids", b"job_ids", "memory", b"memory", "name", b"name", "ready", b"ready", "used_cpus", b"used_cpus", "used_gpus", b"used_gpus", "used_memory", b"used_memory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "devices", b"devices", "gpu_type", b"gpu_type", "gpus", b"gpus", "job_ids", b"job_ids", "memory", b"memory", "name", b"name", "ready", b"ready", "used_cpus", b"used_cpus", "used_gpus", b"used_gpus", "used_memory", b"used_memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

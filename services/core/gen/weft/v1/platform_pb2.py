@@ -27,13 +27,15 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from services.core.gen.weft.v1 import jobs_pb2 as weft_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16weft/v1/platform.proto\x12\x07weft.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x12weft/v1/jobs.proto\"E\n\x0fPlatformVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03\x61pi\x18\x02 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x03 \x03(\t\"1\n\x0fOfTenantRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\xbe\x01\n\nWaitingJob\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\x08position\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0epending_reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\tB\x0b\n\t_position\"5\n\rGetQueueReply\x12$\n\x07waiting\x18\x01 \x03(\x0b\x32\x13.weft.v1.WaitingJob\"h\n\x0b\x43lusterNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x03\x12\x0c\n\x04gpus\x18\x04 \x01(\x01\x12\x10\n\x08gpu_type\x18\x05 \x01(\t\x12\r\n\x05ready\x18\x06 \x01(\x08\"\x92\x02\n\x0c\x43lusterState\x12#\n\x05nodes\x18\x01 \x03(\x0b\x32\x14.weft.v1.ClusterNode\x12\x16\n\tisolation\x18\x02 \x01(\tH\x00\x88\x01\x01\x12$\n\x05total\x18\x03 \x01(\x0b\x32\x15.weft.v1.ResourceSize\x12#\n\x04used\x18\x04 \x01(\x0b\x32\x15.weft.v1.ResourceSize\x12-\n\x04jobs\x18\x05 \x03(\x0b\x32\x1f.weft.v1.ClusterState.JobsEntry\x12\x10\n\x08\x65nforced\x18\x06 \x03(\t\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0c\n\n_isolation\"A\n\x12GetFrameworksReply\x12+\n\nframeworks\x18\x01 \x03(\x0b\x32\x17.weft.v1.FrameworkEntry\"3\n\x11GetStorageRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\xdf\x01\n\rTenantStorage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0f\n\x07objects\x18\x03 \x01(\x03\x12\x30\n\x05kinds\x18\x04 \x03(\x0b\x32!.weft.v1.TenantStorage.KindsEntry\x12,\n\x08measured\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x1a,\n\nKindsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"E\n\tNamedSize\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x03\x12\x0c\n\x04gpus\x18\x04 \x01(\x01\"2\n\rGetSizesReply\x12!\n\x05sizes\x18\x01 \x03(\x0b\x32\x12.weft.v1.NamedSize\"\x92\x01\n\nHeldObject\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x07 \x01(\t\"G\n\x12GetQuarantineReply\x12!\n\x04held\x18\x01 \x03(\x0b\x32\x13.weft.v1.HeldObject\x12\x0e\n\x06silent\x18\x02 \x03(\t\"]\n\tKeyHolder\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05scope\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\x13\n\x0bpermissions\x18\x05 \x03(\t\"\xc3\x01\n\x06\x41piKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05scope\x18\x05 \x01(\t\x12+\n\x07\x63reated\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07revoked\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x03key\x18\x08 \x01(\tH\x00\x88\x01\x01\x42\x06\n\x04_key\"\xca\x01\n\nKeySession\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x04used\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65xpires\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"U\n\rListKeysReply\x12\x1d\n\x04keys\x18\x01 \x03(\x0b\x32\x0f.weft.v1.ApiKey\x12%\n\x08sessions\x18\x02 \x03(\x0b\x32\x13.weft.v1.KeySession\"\x88\x01\n\x10\x43reateKeyRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04user\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x12\n\x05scope\x18\x04 \x01(\tH\x03\x88\x01\x01\x42\x07\n\x05_nameB\x07\n\x05_userB\t\n\x07_tenantB\x08\n\x06_scope\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"\xa9\x01\n\x0cTenantSecret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12+\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x63hanged\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\x05 \x01(\t\x12\x0f\n\x07\x64\x61maged\x18\x06 \x01(\x08\"4\n\x12ListSecretsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\":\n\x10ListSecretsReply\x12&\n\x07secrets\x18\x01 \x03(\x0b\x32\x15.weft.v1.TenantSecret\"\xa6\x01\n\x10SetSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x06values\x18\x02 \x03(\x0b\x32%.weft.v1.SetSecretRequest.ValuesEntry\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07_tenant\"C\n\x13\x44\x65leteSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant2\xd1\x03\n\x08Platform\x12>\n\nGetVersion\x12\x16.google.protobuf.Empty\x1a\x18.weft.v1.PlatformVersion\x12<\n\x08GetQueue\x12\x18.weft.v1.OfTenantRequest\x1a\x16.weft.v1.GetQueueReply\x12=\n\nGetCluster\x12\x18.weft.v1.OfTenantRequest\x1a\x15.weft.v1.ClusterState\x12@\n\nGetStorage\x12\x1a.weft.v1.GetStorageRequest\x1a\x16.weft.v1.TenantStorage\x12\x44\n\rGetFrameworks\x12\x16.google.protobuf.Empty\x1a\x1b.weft.v1.GetFrameworksReply\x12:\n\x08GetSizes\x12\x16.google.protobuf.Empty\x1a\x16.weft.v1.GetSizesReply\x12\x44\n\rGetQuarantine\x12\x16.google.protobuf.Empty\x1a\x1b.weft.v1.GetQuarantineReply2\xf1\x01\n\x04Keys\x12\x34\n\x06WhoAmI\x12\x16.google.protobuf.Empty\x1a\x12.weft.v1.KeyHolder\x12:\n\x08ListKeys\x12\x16.google.protobuf.Empty\x1a\x16.weft.v1.ListKeysReply\x12\x37\n\tCreateKey\x12\x19.weft.v1.CreateKeyRequest\x1a\x0f.weft.v1.ApiKey\x12>\n\tRevokeKey\x12\x19.weft.v1.RevokeKeyRequest\x1a\x16.google.protobuf.Empty2\xd5\x01\n\x07Secrets\x12\x45\n\x0bListSecrets\x12\x1b.weft.v1.ListSecretsRequest\x1a\x19.weft.v1.ListSecretsReply\x12=\n\tSetSecret\x12\x19.weft.v1.SetSecretRequest\x1a\x15.weft.v1.TenantSecret\x12\x44\n\x0c\x44\x65leteSecret\x12\x1c.weft.v1.DeleteSecretRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16weft/v1/platform.proto\x12\x07weft.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x12weft/v1/jobs.proto\"E\n\x0fPlatformVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0b\n\x03\x61pi\x18\x02 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x03 \x03(\t\"1\n\x0fOfTenantRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\xbe\x01\n\nWaitingJob\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0c\n\x04user\x18\x04 \x01(\t\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\x08position\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x16\n\x0epending_reason\x18\x07 \x01(\t\x12\x0f\n\x07message\x18\x08 \x01(\tB\x0b\n\t_position\"5\n\rGetQueueReply\x12$\n\x07waiting\x18\x01 \x03(\x0b\x32\x13.weft.v1.WaitingJob\"\xcc\x01\n\x0b\x43lusterNode\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x03\x12\x0c\n\x04gpus\x18\x04 \x01(\x01\x12\x10\n\x08gpu_type\x18\x05 \x01(\t\x12\r\n\x05ready\x18\x06 \x01(\x08\x12\x32\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32!.weft.v1.ClusterNode.DevicesEntry\x1a.\n\x0c\x44\x65vicesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\x92\x02\n\x0c\x43lusterState\x12#\n\x05nodes\x18\x01 \x03(\x0b\x32\x14.weft.v1.ClusterNode\x12\x16\n\tisolation\x18\x02 \x01(\tH\x00\x88\x01\x01\x12$\n\x05total\x18\x03 \x01(\x0b\x32\x15.weft.v1.ResourceSize\x12#\n\x04used\x18\x04 \x01(\x0b\x32\x15.weft.v1.ResourceSize\x12-\n\x04jobs\x18\x05 \x03(\x0b\x32\x1f.weft.v1.ClusterState.JobsEntry\x12\x10\n\x08\x65nforced\x18\x06 \x03(\t\x1a+\n\tJobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0c\n\n_isolation\"A\n\x12GetFrameworksReply\x12+\n\nframeworks\x18\x01 \x03(\x0b\x32\x17.weft.v1.FrameworkEntry\"3\n\x11GetStorageRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\"\xdf\x01\n\rTenantStorage\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0f\n\x07objects\x18\x03 \x01(\x03\x12\x30\n\x05kinds\x18\x04 \x03(\x0b\x32!.weft.v1.TenantStorage.KindsEntry\x12,\n\x08measured\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x1a,\n\nKindsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"E\n\tNamedSize\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04\x63pus\x18\x02 \x01(\x01\x12\x0e\n\x06memory\x18\x03 \x01(\x03\x12\x0c\n\x04gpus\x18\x04 \x01(\x01\"2\n\rGetSizesReply\x12!\n\x05sizes\x18\x01 \x03(\x0b\x32\x12.weft.v1.NamedSize\"\x92\x01\n\nHeldObject\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\r\n\x05place\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12)\n\x05since\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0b\n\x03job\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x64vice\x18\x07 \x01(\t\"G\n\x12GetQuarantineReply\x12!\n\x04held\x18\x01 \x03(\x0b\x32\x13.weft.v1.HeldObject\x12\x0e\n\x06silent\x18\x02 \x03(\t\"]\n\tKeyHolder\x12\x0c\n\x04user\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05scope\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12\x13\n\x0bpermissions\x18\x05 \x03(\t\"\xc3\x01\n\x06\x41piKey\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05scope\x18\x05 \x01(\t\x12+\n\x07\x63reated\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07revoked\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x03key\x18\x08 \x01(\tH\x00\x88\x01\x01\x42\x06\n\x04_key\"\xca\x01\n\nKeySession\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12+\n\x07\x63reated\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x04used\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x65xpires\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"U\n\rListKeysReply\x12\x1d\n\x04keys\x18\x01 \x03(\x0b\x32\x0f.weft.v1.ApiKey\x12%\n\x08sessions\x18\x02 \x03(\x0b\x32\x13.weft.v1.KeySession\"\x88\x01\n\x10\x43reateKeyRequest\x12\x11\n\x04name\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\x04user\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x12\n\x05scope\x18\x04 \x01(\tH\x03\x88\x01\x01\x42\x07\n\x05_nameB\x07\n\x05_userB\t\n\x07_tenantB\x08\n\x06_scope\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"\xa9\x01\n\x0cTenantSecret\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\t\x12+\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12+\n\x07\x63hanged\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nchanged_by\x18\x05 \x01(\t\x12\x0f\n\x07\x64\x61maged\x18\x06 \x01(\x08\"4\n\x12ListSecretsRequest\x12\x13\n\x06tenant\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant\":\n\x10ListSecretsReply\x12&\n\x07secrets\x18\x01 \x03(\x0b\x32\x15.weft.v1.TenantSecret\"\xa6\x01\n\x10SetSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x35\n\x06values\x18\x02 \x03(\x0b\x32%.weft.v1.SetSecretRequest.ValuesEntry\x12\x13\n\x06tenant\x18\x03 \x01(\tH\x00\x88\x01\x01\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\t\n\x07_tenant\"C\n\x13\x44\x65leteSecretRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_tenant2\xd1\x03\n\x08Platform\x12>\n\nGetVersion\x12\x16.google.protobuf.Empty\x1a\x18.weft.v1.PlatformVersion\x12<\n\x08GetQueue\x12\x18.weft.v1.OfTenantRequest\x1a\x16.weft.v1.GetQueueReply\x12=\n\nGetCluster\x12\x18.weft.v1.OfTenantRequest\x1a\x15.weft.v1.ClusterState\x12@\n\nGetStorage\x12\x1a.weft.v1.GetStorageRequest\x1a\x16.weft.v1.TenantStorage\x12\x44\n\rGetFrameworks\x12\x16.google.protobuf.Empty\x1a\x1b.weft.v1.GetFrameworksReply\x12:\n\x08GetSizes\x12\x16.google.protobuf.Empty\x1a\x16.weft.v1.GetSizesReply\x12\x44\n\rGetQuarantine\x12\x16.google.protobuf.Empty\x1a\x1b.weft.v1.GetQuarantineReply2\xf1\x01\n\x04Keys\x12\x34\n\x06WhoAmI\x12\x16.google.protobuf.Empty\x1a\x12.weft.v1.KeyHolder\x12:\n\x08ListKeys\x12\x16.google.protobuf.Empty\x1a\x16.weft.v1.ListKeysReply\x12\x37\n\tCreateKey\x12\x19.weft.v1.CreateKeyRequest\x1a\x0f.weft.v1.ApiKey\x12>\n\tRevokeKey\x12\x19.weft.v1.RevokeKeyRequest\x1a\x16.google.protobuf.Empty2\xd5\x01\n\x07Secrets\x12\x45\n\x0bListSecrets\x12\x1b.weft.v1.ListSecretsRequest\x1a\x19.weft.v1.ListSecretsReply\x12=\n\tSetSecret\x12\x19.weft.v1.SetSecretRequest\x1a\x15.weft.v1.TenantSecret\x12\x44\n\x0c\x44\x65leteSecret\x12\x1c.weft.v1.DeleteSecretRequest\x1a\x16.google.protobuf.Emptyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.v1.platform_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_CLUSTERNODE_DEVICESENTRY']._loaded_options = None
+  _globals['_CLUSTERNODE_DEVICESENTRY']._serialized_options = b'8\001'
   _globals['_CLUSTERSTATE_JOBSENTRY']._loaded_options = None
   _globals['_CLUSTERSTATE_JOBSENTRY']._serialized_options = b'8\001'
   _globals['_TENANTSTORAGE_KINDSENTRY']._loaded_options = None
@@ -48,56 +50,58 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAITINGJOB']._serialized_end=430
   _globals['_GETQUEUEREPLY']._serialized_start=432
   _globals['_GETQUEUEREPLY']._serialized_end=485
-  _globals['_CLUSTERNODE']._serialized_start=487
-  _globals['_CLUSTERNODE']._serialized_end=591
-  _globals['_CLUSTERSTATE']._serialized_start=594
-  _globals['_CLUSTERSTATE']._serialized_end=868
-  _globals['_CLUSTERSTATE_JOBSENTRY']._serialized_start=811
-  _globals['_CLUSTERSTATE_JOBSENTRY']._serialized_end=854
-  _globals['_GETFRAMEWORKSREPLY']._serialized_start=870
-  _globals['_GETFRAMEWORKSREPLY']._serialized_end=935
-  _globals['_GETSTORAGEREQUEST']._serialized_start=937
-  _globals['_GETSTORAGEREQUEST']._serialized_end=988
-  _globals['_TENANTSTORAGE']._serialized_start=991
-  _globals['_TENANTSTORAGE']._serialized_end=1214
-  _globals['_TENANTSTORAGE_KINDSENTRY']._serialized_start=1170
-  _globals['_TENANTSTORAGE_KINDSENTRY']._serialized_end=1214
-  _globals['_NAMEDSIZE']._serialized_start=1216
-  _globals['_NAMEDSIZE']._serialized_end=1285
-  _globals['_GETSIZESREPLY']._serialized_start=1287
-  _globals['_GETSIZESREPLY']._serialized_end=1337
-  _globals['_HELDOBJECT']._serialized_start=1340
-  _globals['_HELDOBJECT']._serialized_end=1486
-  _globals['_GETQUARANTINEREPLY']._serialized_start=1488
-  _globals['_GETQUARANTINEREPLY']._serialized_end=1559
-  _globals['_KEYHOLDER']._serialized_start=1561
-  _globals['_KEYHOLDER']._serialized_end=1654
-  _globals['_APIKEY']._serialized_start=1657
-  _globals['_APIKEY']._serialized_end=1852
-  _globals['_KEYSESSION']._serialized_start=1855
-  _globals['_KEYSESSION']._serialized_end=2057
-  _globals['_LISTKEYSREPLY']._serialized_start=2059
-  _globals['_LISTKEYSREPLY']._serialized_end=2144
-  _globals['_CREATEKEYREQUEST']._serialized_start=2147
-  _globals['_CREATEKEYREQUEST']._serialized_end=2283
-  _globals['_REVOKEKEYREQUEST']._serialized_start=2285
-  _globals['_REVOKEKEYREQUEST']._serialized_end=2319
-  _globals['_TENANTSECRET']._serialized_start=2322
-  _globals['_TENANTSECRET']._serialized_end=2491
-  _globals['_LISTSECRETSREQUEST']._serialized_start=2493
-  _globals['_LISTSECRETSREQUEST']._serialized_end=2545
-  _globals['_LISTSECRETSREPLY']._serialized_start=2547
-  _globals['_LISTSECRETSREPLY']._serialized_end=2605
-  _globals['_SETSECRETREQUEST']._serialized_start=2608
-  _globals['_SETSECRETREQUEST']._serialized_end=2774
-  _globals['_SETSECRETREQUEST_VALUESENTRY']._serialized_start=2718
-  _globals['_SETSECRETREQUEST_VALUESENTRY']._serialized_end=2763
-  _globals['_DELETESECRETREQUEST']._serialized_start=2776
-  _globals['_DELETESECRETREQUEST']._serialized_end=2843
-  _globals['_PLATFORM']._serialized_start=2846
-  _globals['_PLATFORM']._serialized_end=3311
-  _globals['_KEYS']._serialized_start=3314
-  _globals['_KEYS']._serialized_end=3555
-  _globals['_SECRETS']._serialized_start=3558
-  _globals['_SECRETS']._serialized_end=3771
+  _globals['_CLUSTERNODE']._serialized_start=488
+  _globals['_CLUSTERNODE']._serialized_end=692
+  _globals['_CLUSTERNODE_DEVICESENTRY']._serialized_start=646
+  _globals['_CLUSTERNODE_DEVICESENTRY']._serialized_end=692
+  _globals['_CLUSTERSTATE']._serialized_start=695
+  _globals['_CLUSTERSTATE']._serialized_end=969
+  _globals['_CLUSTERSTATE_JOBSENTRY']._serialized_start=912
+  _globals['_CLUSTERSTATE_JOBSENTRY']._serialized_end=955
+  _globals['_GETFRAMEWORKSREPLY']._serialized_start=971
+  _globals['_GETFRAMEWORKSREPLY']._serialized_end=1036
+  _globals['_GETSTORAGEREQUEST']._serialized_start=1038
+  _globals['_GETSTORAGEREQUEST']._serialized_end=1089
+  _globals['_TENANTSTORAGE']._serialized_start=1092
+  _globals['_TENANTSTORAGE']._serialized_end=1315
+  _globals['_TENANTSTORAGE_KINDSENTRY']._serialized_start=1271
+  _globals['_TENANTSTORAGE_KINDSENTRY']._serialized_end=1315
+  _globals['_NAMEDSIZE']._serialized_start=1317
+  _globals['_NAMEDSIZE']._serialized_end=1386
+  _globals['_GETSIZESREPLY']._serialized_start=1388
+  _globals['_GETSIZESREPLY']._serialized_end=1438
+  _globals['_HELDOBJECT']._serialized_start=1441
+  _globals['_HELDOBJECT']._serialized_end=1587
+  _globals['_GETQUARANTINEREPLY']._serialized_start=1589
+  _globals['_GETQUARANTINEREPLY']._serialized_end=1660
+  _globals['_KEYHOLDER']._serialized_start=1662
+  _globals['_KEYHOLDER']._serialized_end=1755
+  _globals['_APIKEY']._serialized_start=1758
+  _globals['_APIKEY']._serialized_end=1953
+  _globals['_KEYSESSION']._serialized_start=1956
+  _globals['_KEYSESSION']._serialized_end=2158
+  _globals['_LISTKEYSREPLY']._serialized_start=2160
+  _globals['_LISTKEYSREPLY']._serialized_end=2245
+  _globals['_CREATEKEYREQUEST']._serialized_start=2248
+  _globals['_CREATEKEYREQUEST']._serialized_end=2384
+  _globals['_REVOKEKEYREQUEST']._serialized_start=2386
+  _globals['_REVOKEKEYREQUEST']._serialized_end=2420
+  _globals['_TENANTSECRET']._serialized_start=2423
+  _globals['_TENANTSECRET']._serialized_end=2592
+  _globals['_LISTSECRETSREQUEST']._serialized_start=2594
+  _globals['_LISTSECRETSREQUEST']._serialized_end=2646
+  _globals['_LISTSECRETSREPLY']._serialized_start=2648
+  _globals['_LISTSECRETSREPLY']._serialized_end=2706
+  _globals['_SETSECRETREQUEST']._serialized_start=2709
+  _globals['_SETSECRETREQUEST']._serialized_end=2875
+  _globals['_SETSECRETREQUEST_VALUESENTRY']._serialized_start=2819
+  _globals['_SETSECRETREQUEST_VALUESENTRY']._serialized_end=2864
+  _globals['_DELETESECRETREQUEST']._serialized_start=2877
+  _globals['_DELETESECRETREQUEST']._serialized_end=2944
+  _globals['_PLATFORM']._serialized_start=2947
+  _globals['_PLATFORM']._serialized_end=3412
+  _globals['_KEYS']._serialized_start=3415
+  _globals['_KEYS']._serialized_end=3656
+  _globals['_SECRETS']._serialized_start=3659
+  _globals['_SECRETS']._serialized_end=3872
 # @@protoc_insertion_point(module_scope)

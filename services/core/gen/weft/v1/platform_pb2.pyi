@@ -150,12 +150,33 @@ Global___GetQueueReply: _TypeAlias = GetQueueReply  # noqa: Y015
 class ClusterNode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class DevicesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the node."""
     cpus: _builtins.float
@@ -168,6 +189,10 @@ class ClusterNode(_message.Message):
     """Model of its GPUs; empty without any."""
     ready: _builtins.bool
     """It can run learners now."""
+    @_builtins.property
+    def devices(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Other devices for learners, e.g. rdma/hca: name of the resource -> count."""
+
     def __init__(
         self,
         *,
@@ -177,10 +202,11 @@ class ClusterNode(_message.Message):
         gpus: _builtins.float = ...,
         gpu_type: _builtins.str = ...,
         ready: _builtins.bool = ...,
+        devices: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "gpu_type", b"gpu_type", "gpus", b"gpus", "memory", b"memory", "name", b"name", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "devices", b"devices", "gpu_type", b"gpu_type", "gpus", b"gpus", "memory", b"memory", "name", b"name", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

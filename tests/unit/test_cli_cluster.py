@@ -1,0 +1,58 @@
+"""`weft cluster`: the nodes, and what jobs hold of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
+from weft._cli.main import run
+
+NODE: dict[str, Any] = {"cpus": 4, "memory": 10**9, "gpus": 0, "gpu_type": "", "ready": True}
+JOB: dict[str, Any] = {
+    "id": "j1",
+    "name": "n",
+    "user": "u",
+    "tenant": "t",
+    "status": "PROCESSING",
+    "learners": 2,
+    "resources": {"cpus": 2, "memory": 10**9, "gpus": 0},
+    "spec": {
+        "resources": {"cpus": 1, "memory": "500MB", "devices": {"rdma/hca": 2}},
+        "roles": {"ps": {"count": 1, "devices": {}}, "worker": {"count": 1}},
+    },
+    "attempt": {"placement": {"ps-0": "a", "worker-0": "a"}},
+}
+
+
+def answer(request: Request, _number: int) -> Answer:
+    path = request.path.partition("?")[0]
+    nodes = [{**NODE, "name": "a", "devices": {"rdma/hca": 4}}, {**NODE, "name": "b", "devices": {}}]
+    return json_answer(
+        {
+            "/v1/whoami": {"user": "u", "tenant": "t", "scope": "user"},
+            "/v1/cluster": {"nodes": nodes, "jobs": {"PROCESSING": 1}, "isolation": "pod"},
+            "/v1/jobs": {"jobs": [JOB], "next": None},
+            "/v1/sizes": {"sizes": [{"name": "cpu", "cpus": 1, "memory": 10**9, "gpus": 0}]},
+        }[path]
+    )
+
+
+def test_cluster_shows_the_devices_of_nodes_and_who_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEFT_KEY", "weft_k_s")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "200")
+    with scripted(answer) as server:
+        monkeypatch.setenv("WEFT_URL", server.url)
+        assert run(["cluster", "-o", "wide"]) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert run(["cluster", "-o", "json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+    assert [line.split()[-2:] for line in shown if line.startswith(("a ", "b "))] == [["rdma/hca", "2/4"], ["-", "-"]]
+    held = {learner["learner"]: learner["devices"] for learner in document["nodes"][0]["learners"]}
+    assert held == {"ps-0": {}, "worker-0": {"rdma/hca": 2}}
