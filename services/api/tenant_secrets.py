@@ -45,13 +45,9 @@ class TenantSecret:
 
 
 class TenantSecrets:
-    def __init__(self, store: SecretStore, *, clock: Clock, most_of_tenant: int, for_data: bool = True) -> None:
-        """``most_of_tenant``: secrets that a tenant can have. ``for_data``: whether the metrics service, which signs
-        the URLs of data stores, can read them: where services have folders of their own, only the api has the master
-        key.
-        """
+    def __init__(self, store: SecretStore, *, clock: Clock, most_of_tenant: int) -> None:
+        """``most_of_tenant``: secrets that a tenant can have."""
         self._store, self._clock, self._most_of_tenant = store, clock, most_of_tenant
-        self._for_data = for_data
         self._setting = asyncio.Lock()
 
     async def list(self, tenant: str) -> list[TenantSecret]:
@@ -116,9 +112,6 @@ class TenantSecrets:
 
     async def _wrong_secret(self, tenant: str, name: str, pointer: str) -> tuple[FieldError, ...]:
         """What keeps this secret from reading data stores of type s3."""
-        if not self._for_data:
-            why = "secrets of data stores are not available yet where services talk TLS, as in containers"
-            return (FieldError(pointer, why, "use a data store of type http"),)
         how = f"set it: `weft secret set {name} access_key=@FILE secret_key=@FILE`"
         try:
             secret = await read_secret(self._store, tenant, name) if _NAME.fullmatch(name) is not None else None

@@ -85,7 +85,7 @@ for name, address, port in {stores}:
         print("away", name)
 context = ssl.create_default_context()
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-for name in ("lcm", "guardian", "metrics"):
+for name in ("api", "lcm", "guardian", "metrics"):
     try:
         with context.wrap_socket(socket.create_connection((name, 7000), 3)) as channel:
             channel.settimeout(3)
@@ -108,9 +108,9 @@ def test_a_learner_is_in_a_sandbox_and_reaches_no_store_and_no_service_without_a
         assert job.wait(300).status == "COMPLETED", job.message
         lines = _lines(job)
     away = [f"away {name}" for name in ports]
-    assert lines[:6] == [*away, "refused lcm", "refused guardian", "refused metrics"]
-    assert lines[6].startswith("uid 7")  # the first of the users of jobs is 70,000
-    assert lines[6].endswith("secrets False")
+    assert lines[:7] == [*away, *(f"refused {service}" for service in ("api", "lcm", "guardian", "metrics"))]
+    assert lines[7].startswith("uid 7")  # the first of the users of jobs is 70,000
+    assert lines[7].endswith("secrets False")
 
 
 def test_services_run_without_root_and_without_secrets_in_their_environment(installed: Stack) -> None:
