@@ -414,6 +414,12 @@ def test_policies_let_each_service_call_what_the_table_of_calls_permits(small: l
         assert admitted == callers
 
 
+def test_the_api_alone_mounts_the_master_key_also_an_operator_s(matrix: dict[str, list[Object]]) -> None:
+    for combination, documents in matrix.items():
+        mounting = {name for name, pod in pods(documents) if '"key": "master-key"' in json.dumps(pod.get("volumes"))}
+        assert {name.rpartition("-")[2] for name in mounting} == {"api"}, combination
+
+
 def test_browsers_may_sign_in_at_the_hosts_of_ingress_and_gateway(
     small: list[Object], production: list[Object], matrix: dict[str, list[Object]]
 ) -> None:
