@@ -127,6 +127,35 @@ def _secret_values(stack: Stack) -> list[str]:
     return [text.partition("weft:")[2].partition("@")[0], text.partition("aws_secret_access_key=")[2].strip()]
 
 
+def test_data_of_an_s3_store_is_read_with_a_secret_that_the_node_does_not_have(installed: Stack) -> None:
+    make = "mkdir -p /data/objects/photos && echo from s3 > /data/objects/photos/a.txt"
+    installed.compose("exec", "-T", "s3", "sh", "-c", make)
+    text = installed.compose("exec", "-T", "api", "cat", "/var/lib/weft/s3-credentials")
+    secret = {key: re.search(rf"^aws_{name}=(.*)$", text, re.MULTILINE)[1] for key, name in _OF_CREDENTIALS.items()}  # type: ignore[index]
+    store = {"id": "d", "type": "s3", "url": "s3://photos", "endpoint": "http://s3:7070", "secret": "photos"}
+    with installed.client() as client:
+        client.secrets.set("photos", secret)
+        job = _submit(client, "cat $DATA_DIR/d/a.txt; env", data_stores=[store], inputs=[{"store": "d"}])
+        assert job.wait(300).status == "COMPLETED", job.message
+        lines = _lines(job)
+    assert lines[0] == "from s3"
+    words = [*secret.values(), "X-Amz-Signature="]
+    assert not [line for line in lines if any(word in line for word in words)]
+    search = "grep -rlsF -D skip -f - /var/lib/weft /proc/[0-9]*/environ || true"
+    assert installed.compose("exec", "-T", "node", "sh", "-c", search, stdin="\n".join(words).encode()) == ""
+    # The key that opens the tenant's secret is the api's alone.
+    with_key = [
+        service
+        for service in SERVICES
+        if "there" in installed.compose("exec", "-T", service, "sh", "-c", f"test ! -e {_MASTER_KEY} || echo there")
+    ]
+    assert with_key == ["api"]
+
+
+_OF_CREDENTIALS = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
+_MASTER_KEY = "/var/lib/weft/secrets/master-key"
+
+
 def test_each_killed_container_comes_back_and_no_job_is_lost(installed: Stack) -> None:
     with installed.client() as client:
         steady = _submit(client, UP, learners=2)
