@@ -1,4 +1,4 @@
-"""``python -m services.api``: serves REST on the address ``api`` and gRPC on ``api-grpc``."""
+"""``python -m services.api``: serves REST on ``api``, gRPC on ``api-grpc``, and other services on ``api-inner``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 
 import prometheus_client
 
+from services.api.grpc.inner import serving_inner
 from services.api.grpc.server import serve as serve_grpc
 from services.api.rest.server import rest_server
 from services.api.settings import ApiSettings
 from services.api.wiring import open_services
+from services.core.bootstrap import wiring
 from services.core.bootstrap.service import Service, run
 from services.core.runtime.held_sockets import hand_over, take_inherited
 from services.core.runtime.home import SOCKETS
@@ -23,11 +25,13 @@ def main() -> int:
     held = take_inherited()
 
     async def serve(service: Service) -> None:
-        async with open_services(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (
-            services,
-            _,
+        identity = await wiring.identity(settings, "api")
+        guard, learners = await wiring.guard(settings, identity), wiring.learner_token_verifier(identity)
+        home = settings.installation
+        async with (
+            open_services(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (services, _),
+            serving_inner(home.address("api-inner"), guard, services.data_urls, learners),
         ):
-            home = settings.installation
             server = rest_server(services, home.address("api"), held=held.get("api"))
             service.checks.update(services.checks)
             async with asyncio.TaskGroup() as group:

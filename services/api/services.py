@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.api.artifacts import Artifacts
 from services.api.clients import TelemetryClient
 from services.api.code_difference import CodeDifferences
+from services.api.data_urls import DataUrls
 from services.api.following import Following
 from services.api.instrumentation import Instrumentation
 from services.api.job_watcher import Watcher
@@ -31,6 +32,7 @@ class ApiServices:
     keys: Keys
     sessions: Sessions
     secrets: TenantSecrets
+    data_urls: DataUrls
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads

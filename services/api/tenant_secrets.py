@@ -45,13 +45,9 @@ class TenantSecret:
 
 
 class TenantSecrets:
-    def __init__(self, store: SecretStore, *, clock: Clock, most_of_tenant: int, for_data: bool = True) -> None:
-        """``most_of_tenant``: secrets that a tenant can have. ``for_data``: whether the metrics service, which signs
-        the URLs of data stores, can read them: where services have folders of their own, only the api has the master
-        key.
-        """
+    def __init__(self, store: SecretStore, *, clock: Clock, most_of_tenant: int) -> None:
+        """``most_of_tenant``: secrets that a tenant can have."""
         self._store, self._clock, self._most_of_tenant = store, clock, most_of_tenant
-        self._for_data = for_data
         self._setting = asyncio.Lock()
 
     async def list(self, tenant: str) -> list[TenantSecret]:
@@ -109,7 +105,7 @@ class TenantSecrets:
         if not needed:
             return
         # A spec may have thousands of stores: each secret is read once, and only if the tenant has it.
-        names = {name for _, name in needed} & set(await self._names(tenant) if self._for_data else ())
+        names = {name for _, name in needed} & set(await self._names(tenant))
         secrets = {name: await self._read(tenant, name) for name in names}
         errors = [error for pointer, name in needed for error in self._wrong_secret(tenant, name, pointer, secrets)]
         if errors:
@@ -117,13 +113,11 @@ class TenantSecrets:
             more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
             raise InvalidSpec(f"{first.pointer}: {first.message}; {first.hint}{more}", errors=tuple(errors))
 
+    @staticmethod
     def _wrong_secret(
-        self, tenant: str, name: str, pointer: str, secrets: Mapping[str, StoredSecret | None]
+        tenant: str, name: str, pointer: str, secrets: Mapping[str, StoredSecret | None]
     ) -> tuple[FieldError, ...]:
         """What keeps this secret from reading data stores of type s3. ``secrets``: by name; None for a damaged one."""
-        if not self._for_data:
-            why = "secrets of data stores are not available yet where services talk TLS, as in containers"
-            return (FieldError(pointer, why, "use a data store of type http"),)
         how = f"set it: `weft secret set {name} access_key=@FILE secret_key=@FILE`"
         if name not in secrets:
             return (FieldError(pointer, f"tenant {tenant} has no secret '{name}'", how),)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from services.api.artifacts import Artifacts
 from services.api.clients import DispatcherClient, ServiceClient, TelemetryClient, quarantined_of
 from services.api.code_difference import CodeDifferences
+from services.api.data_urls import DataUrls
 from services.api.following import Following
 from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
@@ -133,12 +134,8 @@ async def open_services(
                 settings=settings,
                 keys=keys,
                 sessions=sessions,
-                secrets=TenantSecrets(
-                    secrets,
-                    clock=clock,
-                    most_of_tenant=settings.max_tenant_secrets,
-                    for_data=settings.tls_certificate_file is None,
-                ),
+                secrets=TenantSecrets(secrets, clock=clock, most_of_tenant=settings.max_tenant_secrets),
+                data_urls=DataUrls(store, secrets, clock),
                 jobs=Jobs(
                     store,
                     idempotency_keys,

@@ -133,6 +133,7 @@ def addresses(service: str, *, hosts: str = "{}", etcd: str = "") -> dict[str, s
         return "0.0.0.0" if name == service else hosts.format(name)  # noqa: S104 - of a container
 
     known = {"api": f"{host('api')}:{_REST}", "api-grpc": f"{host('api')}:{_API_GRPC}"}
+    known["api-inner"] = f"tls:{host('api')}:{_INNER}"
     known[ETCD] = f"tls:{etcd or f'{hosts.format(ETCD)}:{_ETCD_PORT}'}"
     for name in sorted(SERVICES):
         known[f"{name}-ops"] = f"tls:{host(name)}:{_OPERATIONS}"

@@ -47,7 +47,7 @@ PROGRAMS: Final = (
     _python("services.node", "node", "node", "node-ops"),
     _python("services.lcm", "lcm", "lcm", "lcm-ops"),
     _python("services.guardian", "guardian", "guardian", "guardian-ops"),
-    _python("services.api", "api", "api", "api-grpc", "api-ops"),
+    _python("services.api", "api", "api", "api-grpc", "api-inner", "api-ops"),
     _python("services.lcm.worker", "worker", "worker-ops", essential=False),
 )
 ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"))

@@ -30,7 +30,7 @@ from services.metrics.rpc.telemetry import Telemetry
 from services.metrics.settings import MetricsSettings
 from services.metrics.sharding import sharding
 from services.metrics.signing import Signing
-from services.metrics.wiring import connect, data_stores, objects_for_pods
+from services.metrics.wiring import connect, objects_for_pods
 
 
 async def main(service: Service) -> None:
@@ -48,7 +48,7 @@ async def main(service: Service) -> None:
     reports = Reports(ports.status, attempts)
     signing = Signing(attempts, object_urls(settings))
     ends = AttemptEnds(lambda: job_store(settings), attempts, ports.clock, late_s=settings.metrics_late_s)
-    data = DataSigning(signing, lambda: data_stores(settings))
+    data = DataSigning(signing, lambda: settings.installation.address("api-inner"), own_identity.credential("api"))
     control = Control(attempts, changes, service.stopping, settings.metrics_keep_alive_s)
     intake = Intake(
         ports.store,

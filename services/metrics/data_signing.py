@@ -1,127 +1,60 @@
-"""Signs URLs by which a learner's helper reads the job's data from the tenant's own S3 store.
+"""Gets URLs by which a learner's helper reads the job's data from the tenant's own S3 store.
 
-The tenant's secret stays here: the helper gets a URL for one object, or for one page of the list of the input's
-objects, for some minutes (docs/adr/0008-secrets.md). What a helper may read is decided by the job document, not by the
-helper. The secret is read at each call, so a changed one counts at once. Signing sends nothing: the helper checks the
-store's address against what the operator allows, and connects.
+The api makes them: it alone has the key that opens tenants' secrets (docs/adr/0008-secrets.md). It decides by the
+learner's token, which is handed on, so this service can get nothing for learners that did not call it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
+import grpc.aio
 import structlog
 
-from services.core.adapters.s3.bucket import Bucket, Credentials
-from services.core.adapters.s3.signing import Signer
-from services.core.domain.errors import Conflict, Internal, PermissionDenied, Unavailable
-from services.core.domain.s3_data import NEEDED_KEYS, REGION, SESSION_TOKEN, S3Objects, s3_location, s3_objects
-from services.core.domain.spec import parse_spec
+from services.core.adapters.rpc.client import Credential, connect, translating
+from services.core.domain.errors import Unauthenticated, Unavailable
 from services.core.domain.tokens import LearnerIdentity
-from services.core.ports.job_store import JobStore
-from services.core.ports.record_store import RecordStore
-from services.core.ports.secret_store import SecretStore
-from services.core.use_cases.tenant_secrets import read_secret
+from services.core.gen.weft.v1 import data_urls_pb2, data_urls_pb2_grpc
+from services.core.runtime.address import Address
 from services.metrics.signing import Signing
 
-_KEPT: Final = 1_000
-"""Inputs whose data store is cached; each takes about 500 bytes. The spec of a job does not change."""
-_PAGE: Final = "1000"
-"""Objects in a page of a list."""
+_CALL_S: Final = 10.0
+"""The helper asks again after it."""
 log = structlog.get_logger()
 
 
-class _Source(NamedTuple):
-    """Where the objects of an input are, and the name of the secret that reads them."""
-
-    objects: S3Objects
-    region: str
-    secret: str
-
-
-class DataStores(NamedTuple):
-    """The stores that are opened at the first call: logs and metrics are taken in without them."""
-
-    jobs: JobStore
-    records: RecordStore
-    secrets: SecretStore
-
-
 class DataSigning:
-    def __init__(self, signing: Signing, open_stores: Callable[[], Awaitable[DataStores]]) -> None:
-        self._signing, self._open_stores = signing, open_stores
-        self._stores: DataStores | None = None
-        self._opening = asyncio.Lock()
-        self._sources: dict[tuple[str, str], _Source] = {}
+    def __init__(self, signing: Signing, address: Callable[[], Address], credential: Credential) -> None:
+        """``address``: of the api for other services, read for each call: a restarted platform may have moved.
 
-    async def url(self, learner: LearnerIdentity, *, mount: str, key: str, after: str) -> str:
+        ``credential``: for calls of the api.
+        """
+        self._signing, self._address, self._credential = signing, address, credential
+        self._channels: dict[Address, grpc.aio.Channel] = {}
+
+    async def url(self, learner: LearnerIdentity, token: str, *, mount: str, key: str, after: str) -> str:
         """A URL for the object ``key``, or without one for the page of the list after the token ``after``.
 
-        Raises PermissionDenied for what the job's inputs do not name and for a secret that is missing, damaged or
-        lacks a key; StaleFence if a newer attempt is current; Unavailable if a store is away.
+        ``token``: the learner's. Raises PermissionDenied for what the job's inputs do not name and for a secret that
+        cannot be used; StaleFence if the attempt is not current; Unavailable if the api or a store is away.
         """
         await self._signing.authorize(learner, [])
-        stores = await self._open()
-        source = await self._source(stores.jobs, learner, mount)
-        objects = source.objects
-        if (key and not objects.has(key)) or (not key and not objects.is_folder):
-            raise PermissionDenied("this object is in no input of the job")
-        credentials = await _credentials(stores.secrets, learner.tenant, source.secret)
-        signer = Signer(Bucket(objects.bucket, "", objects.endpoint, source.region, credentials))
-        if key:
-            return signer.sign("GET", key, {})
-        query = {"list-type": "2", "prefix": objects.key, "max-keys": _PAGE}
-        return signer.sign("GET", "", {**query, "continuation-token": after} if after else query)
+        stub = data_urls_pb2_grpc.DataUrlsStub(self._channel())
+        request = data_urls_pb2.SignInputRequest(learner=token, mount=mount, key=key, after=after)
+        try:
+            with translating("the api"):
+                return str((await stub.SignInput(request, timeout=_CALL_S)).url)
+        except Unauthenticated as refused:  # keys or clocks of the services: no fault of the job, which waits
+            log.warning("input.not_signed", job=learner.job, why=refused.message)
+            raise Unavailable("the api does not accept the metrics service's call") from None
+
+    def _channel(self) -> grpc.aio.Channel:
+        address = self._address()
+        if address not in self._channels:
+            self._channels[address] = connect(address, self._credential)
+        return self._channels[address]
 
     async def close(self) -> None:
-        if self._stores is not None:
-            await asyncio.gather(self._stores.jobs.close(), self._stores.records.close())
-
-    async def _open(self) -> DataStores:
-        async with self._opening:
-            if self._stores is None:
-                self._stores = await self._open_stores()
-            return self._stores
-
-    async def _source(self, jobs: JobStore, learner: LearnerIdentity, mount: str) -> _Source:
-        known = self._sources.pop((learner.job, mount), None)
-        if known is None:
-            known = await _read_source(jobs, learner, mount)
-        self._sources[learner.job, mount] = known  # last: the oldest are dropped first
-        while len(self._sources) > _KEPT:
-            del self._sources[next(iter(self._sources))]
-        return known
-
-
-async def _read_source(jobs: JobStore, learner: LearnerIdentity, mount: str) -> _Source:
-    """What the job document says of the input. Raises PermissionDenied if it has none of type s3 there."""
-    job = await jobs.get(learner.job)
-    if job is not None and job.tenant == learner.tenant:
-        spec = parse_spec(job.spec)
-        stores = {store.id: store for store in spec.data_stores}
-        for entry in spec.inputs:
-            store = stores[entry.store]
-            if (entry.mount or entry.store) == mount and store.type == "s3":
-                location = s3_location(store.url or "", store.endpoint, store.region)
-                return _Source(s3_objects(location, entry.path), store.region or REGION, store.secret or "")
-    raise PermissionDenied("the job has no input of type s3 in this folder")
-
-
-async def _credentials(secrets: SecretStore, tenant: str, name: str) -> Credentials:
-    how = f"set it with `weft secret set {name} access_key=@FILE secret_key=@FILE`, and submit the job again"
-    try:
-        secret = await read_secret(secrets, tenant, name)
-    except (Internal, Conflict):
-        raise PermissionDenied(f"the secret '{name}' cannot be read; {how}") from None
-    except Unavailable as away:
-        log.warning("secret.unreadable", tenant=tenant, secret=name, why=away.message)
-        raise Unavailable("the platform cannot read tenants' secrets now") from None
-    if secret is None:
-        raise PermissionDenied(f"there is no secret '{name}' any more; {how}")
-    missing = " and ".join(key for key in NEEDED_KEYS if key not in secret.values)
-    if missing:
-        raise PermissionDenied(f"the secret '{name}' has no {missing} any more; {how}")
-    values = secret.values
-    return Credentials(values["access_key"], values["secret_key"], values.get(SESSION_TOKEN, ""))
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))

@@ -15,7 +15,6 @@ from services.core.ports.clock import Clock
 from services.core.ports.metric_store import JobBounds, MetricStore
 from services.core.ports.object_store import ObjectStore
 from services.core.ports.status_store import StatusStore
-from services.metrics.data_signing import DataStores
 from services.metrics.settings import MetricsSettings
 
 _FILES_PER_JOB: Final = 8
@@ -62,20 +61,6 @@ async def connect(settings: MetricsSettings, on_left_out: Callable[[str, int], N
         clock=core.clock(),
     )
     return at_failpoints(ports, "metrics")
-
-
-async def data_stores(settings: MetricsSettings) -> DataStores:
-    """Opens what URLs of tenants' own data are made from. Raises Unavailable, and InvalidRequest for wrong settings."""
-    jobs = await core.job_store(settings)
-    records = None
-    try:
-        records = await core.record_store(settings)
-        return DataStores(jobs, records, await core.secret_store(settings, records))
-    except BaseException:
-        await jobs.close()
-        if records is not None:
-            await records.close()
-        raise
 
 
 def objects_for_pods(settings: MetricsSettings) -> ObjectStore | None:

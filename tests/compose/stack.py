@@ -24,6 +24,7 @@ OVERRIDE: Final = Path(__file__).with_name("override.yml")
 COMPOSE_MODULE: Final = Path(__file__).with_name("modules") / "compose"
 SERVICES: Final = ("api", "lcm", "guardian", "metrics", "worker", "node")
 STORES: Final = ("mongodb", "etcd", "rabbitmq", "s3")
+_DOT_ENV: Final = {"WEFT_HTTP_ALLOW": "s3"}
 
 
 class Stack:
@@ -42,7 +43,7 @@ class Stack:
             [str(self._program), *files, "--ansi=never", "--progress=quiet", *arguments],
             stdin=stdin,
             # Nothing of the environment of the tests, and no .env of this checkout.
-            variables={"COMPOSE_ENV_FILES": os.devnull, **(variables or {})},
+            variables={"COMPOSE_ENV_FILES": os.devnull, **_DOT_ENV, **(variables or {})},
         )
 
     def up(self) -> None:

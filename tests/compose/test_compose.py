@@ -85,7 +85,7 @@ for name, address, port in {stores}:
         print("away", name)
 context = ssl.create_default_context()
 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-for name in ("lcm", "guardian", "metrics"):
+for name in ("api", "lcm", "guardian", "metrics"):
     try:
         with context.wrap_socket(socket.create_connection((name, 7000), 3)) as channel:
             channel.settimeout(3)
@@ -108,9 +108,9 @@ def test_a_learner_is_in_a_sandbox_and_reaches_no_store_and_no_service_without_a
         assert job.wait(300).status == "COMPLETED", job.message
         lines = _lines(job)
     away = [f"away {name}" for name in ports]
-    assert lines[:6] == [*away, "refused lcm", "refused guardian", "refused metrics"]
-    assert lines[6].startswith("uid 7")  # the first of the users of jobs is 70,000
-    assert lines[6].endswith("secrets False")
+    assert lines[:7] == [*away, *(f"refused {service}" for service in ("api", "lcm", "guardian", "metrics"))]
+    assert lines[7].startswith("uid 7")  # the first of the users of jobs is 70,000
+    assert lines[7].endswith("secrets False")
 
 
 def test_services_run_without_root_and_without_secrets_in_their_environment(installed: Stack) -> None:
@@ -125,6 +125,35 @@ def test_services_run_without_root_and_without_secrets_in_their_environment(inst
 def _secret_values(stack: Stack) -> list[str]:
     text = stack.compose("exec", "-T", "api", "cat", "/var/lib/weft/settings.env", "/var/lib/weft/s3-credentials")
     return [text.partition("weft:")[2].partition("@")[0], text.partition("aws_secret_access_key=")[2].strip()]
+
+
+def test_data_of_an_s3_store_is_read_with_a_secret_that_the_node_does_not_have(installed: Stack) -> None:
+    make = "mkdir -p /data/objects/photos && echo from s3 > /data/objects/photos/a.txt"
+    installed.compose("exec", "-T", "s3", "sh", "-c", make)
+    text = installed.compose("exec", "-T", "api", "cat", "/var/lib/weft/s3-credentials")
+    secret = {key: re.search(rf"^aws_{name}=(.*)$", text, re.MULTILINE)[1] for key, name in _OF_CREDENTIALS.items()}  # type: ignore[index]
+    store = {"id": "d", "type": "s3", "url": "s3://photos", "endpoint": "http://s3:7070", "secret": "photos"}
+    with installed.client() as client:
+        client.secrets.set("photos", secret)
+        job = _submit(client, "cat $DATA_DIR/d/a.txt; env", data_stores=[store], inputs=[{"store": "d"}])
+        assert job.wait(300).status == "COMPLETED", job.message
+        lines = _lines(job)
+    assert lines[0] == "from s3"
+    words = [*secret.values(), "X-Amz-Signature="]
+    assert not [line for line in lines if any(word in line for word in words)]
+    search = "grep -rlsF -D skip -f - /var/lib/weft /proc/[0-9]*/environ || true"
+    assert installed.compose("exec", "-T", "node", "sh", "-c", search, stdin="\n".join(words).encode()) == ""
+    # The key that opens the tenant's secret is the api's alone.
+    with_key = [
+        service
+        for service in SERVICES
+        if "there" in installed.compose("exec", "-T", service, "sh", "-c", f"test ! -e {_MASTER_KEY} || echo there")
+    ]
+    assert with_key == ["api"]
+
+
+_OF_CREDENTIALS = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
+_MASTER_KEY = "/var/lib/weft/secrets/master-key"
 
 
 def test_each_killed_container_comes_back_and_no_job_is_lost(installed: Stack) -> None:

@@ -409,8 +409,9 @@ def test_every_selector_of_a_policy_a_budget_and_a_service_matches_a_pod(matrix:
 
 
 def test_policies_let_each_service_call_what_the_table_of_calls_permits(small: list[Object]) -> None:
-    for service in ("lcm", "guardian", "metrics"):
-        callers = set().union(*CALLERS[service].values()) - {"node"}
+    for service in ("api", "lcm", "guardian", "metrics"):
+        tables = [table for name, table in CALLERS[service].items() if name != "weft.v1.Operations"]
+        callers = set().union(*tables) - {"node"}
         rules = document_of(small, "NetworkPolicy", f"weft-{service}")["spec"]["ingress"]
         admitted = {
             peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
@@ -419,6 +420,12 @@ def test_policies_let_each_service_call_what_the_table_of_calls_permits(small: l
             for peer in rule["from"]
         }
         assert admitted == callers
+
+
+def test_the_api_alone_mounts_the_master_key_also_an_operator_s(matrix: dict[str, list[Object]]) -> None:
+    for combination, documents in matrix.items():
+        mounting = {name for name, pod in pods(documents) if '"key": "master-key"' in json.dumps(pod.get("volumes"))}
+        assert {name.rpartition("-")[2] for name in mounting} == {"api"}, combination
 
 
 def test_browsers_may_sign_in_at_the_hosts_of_ingress_and_gateway(

@@ -9,6 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.core.runtime.address import TLS
 from services.local.layout import INNER
+from tests.integration.test_data_s3 import (
+    bucket,
+    test_job_whose_secret_was_replaced_by_a_wrong_one_says_so,
+    test_learner_finds_the_objects_and_the_secret_is_nowhere,
+)
 from tests.integration.test_life import (
     test_a_follower_gets_every_line_once_and_ends_when_the_job_is_released,
     test_a_halted_job_resumes_from_its_checkpoint,
@@ -19,17 +24,26 @@ from tests.integration.test_life import (
 from tests.testbed.platform import Platform, platform
 
 __all__ = [
+    "bucket",
     "test_a_follower_gets_every_line_once_and_ends_when_the_job_is_released",
     "test_a_halted_job_resumes_from_its_checkpoint",
     "test_a_job_goes_through_every_status_once_and_leaves_its_result",
     "test_a_killed_job_has_no_process_left_after_a_second",
+    "test_job_whose_secret_was_replaced_by_a_wrong_one_says_so",
+    "test_learner_finds_the_objects_and_the_secret_is_nowhere",
     "test_the_learner_that_failed_first_is_named_and_its_peers_are_ended",
 ]
 
 
 @pytest.fixture(scope="module")
 def weft_up() -> Iterator[Platform]:
-    with platform({"WEFT_TRANSPORT": "tls", "WEFT_NODE_CPUS": "4", "WEFT_PEER_GRACE_S": "1"}) as running:
+    settings = {
+        "WEFT_TRANSPORT": "tls",
+        "WEFT_NODE_CPUS": "4",
+        "WEFT_PEER_GRACE_S": "1",
+        "WEFT_HTTP_ALLOW": "127.0.0.0/8",
+    }
+    with platform(settings) as running:
         yield running
 
 

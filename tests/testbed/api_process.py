@@ -30,6 +30,7 @@ class ApiProcess:
         self._addresses = {
             "api": self.address,
             "api-grpc": f"127.0.0.1:{free_port()}",
+            "api-inner": free_address(),
             "api-ops": free_address(),
         }
         self._environment = {"WEFT_HINTS": "drop", **(environment or {})}

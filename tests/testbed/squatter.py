@@ -16,7 +16,18 @@ import socket
 import sys
 from pathlib import Path
 
-NAMES = ("lcm", "guardian", "metrics", "node", "lcm-ops", "api-ops", "localhost:1", "localhost:2", "api-behind-grpc")
+NAMES = (
+    "lcm",
+    "guardian",
+    "metrics",
+    "node",
+    "lcm-ops",
+    "api-ops",
+    "localhost:1",
+    "localhost:2",
+    "api-behind-grpc",
+    "api-inner",
+)
 _LISTEN = "0A"
 """A state of a connection in /proc/net/tcp."""
 

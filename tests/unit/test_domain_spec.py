@@ -233,7 +233,6 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
         ({"data_stores": [{"id": "l", "type": "local", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "host", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "nfs", "server": "nas", "path": "/data"}]}, "/data_stores/0/type"),
-        ({"data_stores": [{"id": "l", "type": "s3", "url": "s3://bucket", "secret": "s"}]}, "/data_stores/0/type"),
         (
             {"data_stores": [{"id": "d", "type": "http", "url": "http://h"}], "outputs": {"store": "d"}},
             "/outputs/store",
@@ -247,6 +246,12 @@ def test_a_field_that_pods_cannot_have_is_refused_with_what_to_write(fields: dic
     (error,) = unsupported(a_spec(**fields), "kubernetes")
     assert error.pointer == pointer
     assert error.hint
+
+
+@pytest.mark.parametrize("cluster", ["local", "kubernetes"])
+def test_s3_stores_with_a_secret_are_there_on_every_cluster(cluster: str) -> None:
+    store = {"id": "l", "type": "s3", "url": "s3://bucket", "secret": "s"}
+    assert unsupported(a_spec(data_stores=[store]), cluster) == ()
 
 
 def test_volumes_of_claims_are_for_pods() -> None:

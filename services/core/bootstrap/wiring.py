@@ -15,7 +15,7 @@ from services.core.runtime.settings import Settings
 
 if TYPE_CHECKING:
     from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
-    from services.core.adapters.identity import Identity, LearnerTokenSigner, PublicKeys
+    from services.core.adapters.identity import Identity, LearnerTokenSigner, LearnerTokenVerifier, PublicKeys
     from services.core.adapters.rpc.server import Guard
     from services.core.adapters.rpc.telemetry import Telemetry
     from services.core.adapters.s3.bucket import Bucket
@@ -87,6 +87,13 @@ async def guard(settings: Settings, identity: Identity, *, services: bool = True
         shared = await installation_secrets(settings).get(SHARED_SECRET)
         verifier = LearnerTokenVerifier(identity.keys, shared)
     return Guard(identity.name, identity.verifier() if services else None, verifier)
+
+
+def learner_token_verifier(identity: Identity) -> LearnerTokenVerifier:
+    """Returns what verifies the tokens of learners that a calling service hands on."""
+    from services.core.adapters.identity import LearnerTokenVerifier
+
+    return LearnerTokenVerifier(identity.keys)
 
 
 def operations_access(settings: Settings, service: str) -> OperationsAccess:

@@ -19,7 +19,8 @@ LEARNER_SERVICES: Final = frozenset({"weft.v1.Intake"})
 _OPERATIONS: Final[Mapping[str, frozenset[str]]] = {"weft.v1.Operations": frozenset({"api"})}
 
 CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
-    "api": {**_OPERATIONS},
+    # The metrics service hands on the token of the learner for which it calls.
+    "api": {**_OPERATIONS, "weft.v1.DataUrls": frozenset({"metrics"})},
     "worker": {**_OPERATIONS},
     "lcm": {
         **_OPERATIONS,

@@ -49,7 +49,7 @@ def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
         yield FieldError("/image_pull_secret", f"image_pull_secret is {_LATER}", "use an image that the nodes may pull")
     for index, store in enumerate(spec.data_stores):
         if store.type == "local":
-            instead = "use a store of type http or pvc"
+            instead = "use a store of type http, s3 or pvc"
             yield FieldError(f"/data_stores/{index}/type", "pods cannot read files of one machine", instead)
     types = {store.id: store.type for store in spec.data_stores}
     if spec.outputs is not None and types.get(spec.outputs.store) != "pvc":
@@ -72,8 +72,8 @@ def _unsupported_data(spec: JobSpec, *, in_pods: bool) -> Iterator[FieldError]:
         if in_pods and store.type in {"nfs", "host", "csi"}:
             claim = "the operator makes a PersistentVolume of it; use type pvc and the name of its claim"
             yield FieldError(f"/data_stores/{index}/type", f"pods mount no '{store.type}' directly", claim)
-        elif store.type not in ({"local", "http", "pvc"} if in_pods else {"local", "http", "s3"}):
-            present = "http, pvc" if in_pods else "http, local, s3"
+        elif store.type not in ({"local", "http", "pvc", "s3"} if in_pods else {"local", "http", "s3"}):
+            present = "http, pvc, s3" if in_pods else "http, local, s3"
             yield FieldError(f"/data_stores/{index}/type", f"'{store.type}' is {_LATER}", f"there are: {present}")
         if store.secret is not None and store.type != "s3":
             yield FieldError(

@@ -66,7 +66,8 @@ class Home:
     def address(self, name: str) -> Address:
         """Returns the address of a server. Raises Unavailable where it has none.
 
-        ``name``: ``api``, ``lcm``, ``guardian``, ``metrics``, ``node``, ``etcd``, or ``<service>-ops``.
+        ``name``: ``api``, ``api-grpc``, ``api-inner``, ``lcm``, ``guardian``, ``metrics``, ``node``, ``etcd``, or
+        ``<service>-ops``.
         """
         address = self.addresses().get(name)
         if address is None:

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 import structlog
 
-from services.core.adapters.rpc.server import caller
+from services.core.adapters.rpc.server import caller, learner_token
 from services.core.domain.errors import InvalidRequest, PermissionDenied, Unavailable
 from services.core.domain.tokens import LearnerIdentity
 from services.core.gen.weft.v1 import metrics_pb2 as pb
@@ -152,7 +152,8 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     async def SignData(self, request: pb.SignDataRequest, context: Any) -> pb.SignDataReply:
         learner = calling_learner()
         self.heartbeats.mark_seen(learner)
-        url = await self.data.url(learner, mount=request.mount, key=request.key, after=request.after)
+        token = learner_token(context)
+        url = await self.data.url(learner, token, mount=request.mount, key=request.key, after=request.after)
         return pb.SignDataReply(url=url)
 
     async def HeadObject(self, request: pb.HeadObjectRequest, context: Any) -> pb.HeadObjectReply:

@@ -29,6 +29,7 @@ _CALLS: Final = (
     ("lcm", "/weft.v1.Control/Nudge"),
     ("guardian", "/weft.v1.Control/Nudge"),
     ("node", "/weft.v1.Operations/Quarantine"),
+    ("api-inner", "/weft.v1.DataUrls/SignInput"),
 )
 
 
@@ -147,7 +148,7 @@ def _inner_calls(credentials: list[str]) -> None:
 
 
 def services_are_called_without_credentials() -> None:
-    """Calls the node agent, the metrics service, the lcm and the guardian without any credentials."""
+    """Calls the node agent, the metrics service, the lcm, the guardian and the api without any credentials."""
     _inner_calls(["", "Bearer "])
 
 

@@ -61,6 +61,12 @@ class VerifiesLearners(Protocol):
         ...
 
 
+def learner_token(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Returns the token in the credential of a call of a learner's helper; empty for another caller."""
+    kind, _, token = str(dict(context.invocation_metadata() or ()).get("authorization", "")).partition(" ")
+    return token if kind == "Learner" else ""
+
+
 class Guard(grpc.aio.ServerInterceptor):
     """Authenticates each call before its message is received, checks its right to call, and translates its errors."""
 

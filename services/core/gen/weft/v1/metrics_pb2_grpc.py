@@ -143,8 +143,8 @@ class IntakeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SignData(self, request, context):
-        """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
-        service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
+        """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The api makes it: only it can
+        read the secret. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,8 +52,8 @@ class IntakeStub:
     operation on one object for some minutes. Refused for an attempt that is not current.
     """
     SignData: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SignDataRequest, _metrics_pb2.SignDataReply]
-    """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
-    service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
+    """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The api makes it: only it can
+    read the secret. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
     """
     HeadObject: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.HeadObjectRequest, _metrics_pb2.HeadObjectReply]
     """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
@@ -90,8 +90,8 @@ class IntakeAsyncStub(IntakeStub):
     operation on one object for some minutes. Refused for an attempt that is not current.
     """
     SignData: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SignDataRequest, _metrics_pb2.SignDataReply]  # type: ignore[assignment]
-    """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
-    service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
+    """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The api makes it: only it can
+    read the secret. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
     """
     HeadObject: _aio.UnaryUnaryMultiCallable[_metrics_pb2.HeadObjectRequest, _metrics_pb2.HeadObjectReply]  # type: ignore[assignment]
     """The attempt's objects themselves, if the object store is a folder that the learner's machine does not have.
@@ -167,8 +167,8 @@ class IntakeServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.SignDataRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.SignDataReply, _abc.Awaitable[_metrics_pb2.SignDataReply]]:
-        """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The secret stays in the
-        service. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
+        """A signed URL that reads an input of the job from the tenant's own S3 store, for some minutes. The api makes it: only it can
+        read the secret. Refused for an attempt that is not current, and for objects that the job's inputs do not name.
         """
 
     @_abc_1.abstractmethod
