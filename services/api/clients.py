@@ -206,8 +206,8 @@ class ClusterUsage:
     nodes: Sequence[Node]
     isolation: str
     """How learners are isolated: sandbox | process | trusted."""
-    used: Size
-    """What jobs hold of all nodes together."""
+    used: Mapping[str, Size]
+    """What jobs hold of each node, by its name."""
 
 
 class DispatcherClient:
@@ -251,11 +251,7 @@ class DispatcherClient:
             )
             for node in reply.nodes
         ]
-        used = Size(
-            sum(node.used_gpus for node in reply.nodes),
-            sum(node.used_cpus for node in reply.nodes),
-            sum(node.used_memory for node in reply.nodes),
-        )
+        used = {node.name: Size(node.used_gpus, node.used_cpus, node.used_memory) for node in reply.nodes}
         return ClusterUsage(nodes, reply.isolation, used)
 
 

@@ -50,8 +50,8 @@ class ClusterState:
     nodes: Sequence[Node] | None
     isolation: str | None
     """How learners are isolated: sandbox | process | trusted."""
-    used: Size | None
-    """What jobs of all tenants hold of the nodes."""
+    used: Mapping[str, Size] | None
+    """What jobs of all tenants hold of each node, by its name."""
     jobs: Mapping[Status, int]
     """Number of jobs by status."""
     enforced: Sequence[str] | None = None

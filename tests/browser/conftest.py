@@ -27,7 +27,10 @@ Submit = Callable[..., Job]
 def weft_up() -> Iterator[Platform]:
     build_dashboard()
     # A search of a million lines stops for its time again and again, and takes long on a busy machine.
-    with platform({"WEFT_NODE_CPUS": "4", "WEFT_METRICS_SEARCH_S": "0.25", "WEFT_TENANT_SEARCH_S": "600"}) as running:
+    # The GPUs are slots without devices.
+    with platform(
+        {"WEFT_NODE_CPUS": "4", "WEFT_NODE_GPUS": "2", "WEFT_METRICS_SEARCH_S": "0.25", "WEFT_TENANT_SEARCH_S": "600"}
+    ) as running:
         yield running
 
 

@@ -26,6 +26,7 @@ SCREENS = {
     "cluster": "/ui/cluster",
     "compare": "/ui/compare?jobs={seed-1},{seed-2},{seed-3}",
     "submit": "/ui/submit",
+    "access": "/ui/access",
 }
 SHOWN = {
     "jobs": "seeds",
@@ -40,6 +41,7 @@ SHOWN = {
     "cluster": "CPU cores",
     "compare": "env.SEED",
     "submit": "Starts at once",
+    "access": "Sessions of browsers",
 }
 MOST_SCRIPT_BYTES = 250_000
 

@@ -55,6 +55,7 @@ def test_the_cluster_answer_has_nodes_and_use(api: httpx2.Client) -> None:
     assert cluster["total"] == {"cpus": 4, "memory": node["memory"], "gpus": node["gpus"]}
     assert cluster["isolation"] in {"process", "sandbox", "trusted"}
     assert cluster["used"]["cpus"] <= 4
+    assert cluster["used"] == node["used"]  # of the only node
 
 
 def test_a_plan_tells_if_the_job_fits(api: httpx2.Client) -> None:

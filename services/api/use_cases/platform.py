@@ -16,7 +16,7 @@ from services.api.job_answer import ResourceSize, size_answer, total
 from services.api.params import Params
 from services.api.services import ApiServices
 from services.core.domain.job import Job
-from services.core.domain.sizes import SIZES
+from services.core.domain.sizes import SIZES, Size
 from services.core.domain.status import Status
 from services.core.frameworks import library
 from services.core.ports.cluster import Node
@@ -91,6 +91,7 @@ class ClusterNode(Answer):
     gpu_type: Annotated[str, doc("Model of its GPUs; empty without any.")]
     ready: Annotated[bool, doc("It can run learners now.")]
     devices: Annotated[dict[str, int], doc("Other devices for learners, e.g. rdma/hca: name of the resource -> count.")]
+    used: Annotated[ResourceSize, doc("Hardware of it that jobs of all tenants hold.")]
 
 
 class ClusterState(Answer):
@@ -180,17 +181,16 @@ async def get_queue(services: ApiServices, principal: Principal, params: TenantP
 async def get_cluster(services: ApiServices, principal: Principal, params: TenantParams) -> ClusterState:
     """Nodes, and the hardware in use."""
     state = await services.platform.cluster(principal.listed_tenant(params.tenant))
-    used = size_answer(state.used) if state.used is not None else UNSET
     jobs = {status.value: count for status, count in state.jobs.items()}
-    if state.nodes is None or state.isolation is None:
-        return ClusterState(used=used, jobs=jobs)
-    nodes = [_node(node) for node in state.nodes]
+    if state.nodes is None or state.isolation is None or state.used is None:
+        return ClusterState(jobs=jobs)
+    nodes = [_node(node, state.used[node.name]) for node in state.nodes]
     ready = (ResourceSize(cpus=node.cpus, memory=node.memory, gpus=node.gpus) for node in nodes if node.ready)
     return ClusterState(
         nodes=nodes,
         isolation=state.isolation,
         total=total(*ready),
-        used=used,
+        used=total(*(node.used for node in nodes)),
         jobs=jobs,
         enforced=UNSET if state.enforced is None else list(state.enforced),
     )
@@ -255,7 +255,7 @@ def _waiting(job: Job, waiting: Waiting | None) -> WaitingJob:
     )
 
 
-def _node(node: Node) -> ClusterNode:
+def _node(node: Node, used: Size) -> ClusterNode:
     return ClusterNode(
         name=node.name,
         cpus=node.cpus,
@@ -264,4 +264,5 @@ def _node(node: Node) -> ClusterNode:
         gpu_type=node.gpu_type,
         ready=node.ready,
         devices=dict(node.devices),
+        used=size_answer(used),
     )

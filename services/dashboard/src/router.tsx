@@ -36,7 +36,7 @@ const signedIn = createRoute({
 export const jobsRoute = createRoute({
   ...at,
   path: "/jobs",
-  validateSearch: words("q", "metrics", "order", "sort"),
+  validateSearch: words("q", "metrics", "order", "sort", "tenant"),
   component: JobsScreen,
 });
 export const jobRoute = createRoute({
@@ -54,12 +54,17 @@ export const compareRoute = createRoute({
 const queue = createRoute({
   ...at,
   path: "/queue",
-  component: lazyRouteComponent(() => import("./screens/cluster.tsx"), "QueueScreen"),
+  component: lazyRouteComponent(() => import("./screens/queue.tsx"), "QueueScreen"),
 });
 const cluster = createRoute({
   ...at,
   path: "/cluster",
   component: lazyRouteComponent(() => import("./screens/cluster.tsx"), "ClusterScreen"),
+});
+const access = createRoute({
+  ...at,
+  path: "/access",
+  component: lazyRouteComponent(() => import("./screens/access.tsx"), "AccessScreen"),
 });
 export const submitRoute = createRoute({
   ...at,
@@ -69,7 +74,7 @@ export const submitRoute = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([home, signedIn, jobsRoute, jobRoute, compareRoute, queue, cluster, submitRoute]),
+  routeTree: root.addChildren([home, signedIn, jobsRoute, jobRoute, compareRoute, queue, cluster, access, submitRoute]),
   basepath: `${BASE}ui`,
   parseSearch: (text) => Object.fromEntries(new URLSearchParams(text)),
   stringifySearch: (search) => {

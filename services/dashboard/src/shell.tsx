@@ -25,7 +25,7 @@ export function Shell() {
     if (main.current) main.current.scrollTop = 0;
   }, [path]);
 
-  const goTo = (to: "/jobs" | "/queue" | "/cluster" | "/submit") => (): void => {
+  const goTo = (to: "/jobs" | "/queue" | "/cluster" | "/access") => (): void => {
     if (Date.now() - pending.current < 1200) void navigate({ to });
     pending.current = 0;
   };
@@ -37,6 +37,7 @@ export function Shell() {
     o: goTo("/jobs"),
     u: goTo("/queue"),
     l: goTo("/cluster"),
+    a: goTo("/access"),
     n: () => void navigate({ to: "/submit" }),
   });
 
@@ -96,6 +97,7 @@ function Connection() {
 function Account({ onHelp }: { onHelp: () => void }) {
   const signedIn = useStore(session);
   const chosen = useStore(theme);
+  const navigate = useNavigate();
   return (
     <Menu.Root modal={false}>
       <Menu.Trigger className="button quiet compact">
@@ -108,6 +110,9 @@ function Account({ onHelp }: { onHelp: () => void }) {
           <Menu.Label className="menu-label">
             {signedIn?.user} · tenant {signedIn?.tenant}
           </Menu.Label>
+          <Menu.Item className="menu-item" onSelect={() => void navigate({ to: "/access" })}>
+            <Symbol name="key" /> Keys and secrets
+          </Menu.Item>
           <Menu.Separator className="menu-line" />
           <Menu.RadioGroup value={chosen} onValueChange={(value) => theme.set(value as Theme)}>
             {(["system", "light", "dark"] as const).map((value) => (
@@ -139,11 +144,12 @@ const SHORTCUTS: [string, string][] = [
   ["Enter", "Open the job"],
   ["x", "Select the job"],
   ["c", "Compare the selected jobs"],
-  ["1 … 5", "Tabs of a job"],
+  ["1 … 6", "Tabs of a job"],
   ["n", "New job"],
   ["g o", "Jobs"],
   ["g u", "Queue"],
   ["g l", "Cluster"],
+  ["g a", "Keys and secrets"],
   ["?", "This list"],
 ];
 

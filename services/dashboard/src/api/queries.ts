@@ -10,9 +10,11 @@ export interface JobsFilter {
   q: string;
   metrics: string[];
   order: "newest" | "oldest";
+  /** "": the user's own; "*": all, for administrators. */
+  tenant: string;
 }
 
-export const jobsKey = (filter: JobsFilter) => ["jobs", filter.q, filter.metrics.join(), filter.order] as const;
+export const jobsKey = (filter: JobsFilter) => ["jobs", filter.q, filter.metrics.join(), filter.order, filter.tenant] as const;
 
 export const jobsQuery = (filter: JobsFilter) =>
   infiniteQueryOptions({
@@ -25,6 +27,7 @@ export const jobsQuery = (filter: JobsFilter) =>
               limit: PAGE_SIZE,
               order: filter.order,
               ...(filter.q ? { q: filter.q } : {}),
+              ...(filter.tenant ? { tenant: filter.tenant } : {}),
               ...(filter.metrics.length > 0 ? { metrics: filter.metrics.join() } : {}),
               ...(pageParam ? { after: pageParam } : {}),
             },
@@ -128,20 +131,75 @@ export const artifactsQuery = (id: string) =>
     getNextPageParam: (page) => page.next ?? undefined,
   });
 
-const LIVE_MS = 3000;
-
-export const queueQuery = () =>
+/** One file by its path, looked for in its folder; null: there is none. */
+export const artifactQuery = (id: string, path: string) =>
   queryOptions({
-    queryKey: ["queue"],
-    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/queue", { signal })).waiting,
+    queryKey: ["artifact of address", id, path],
+    queryFn: async ({ signal }) => {
+      const prefix = path.slice(0, path.lastIndexOf("/") + 1);
+      if (!prefix.startsWith("attempts/")) return null;
+      let after: string | null | undefined;
+      do {
+        const query = { prefix, limit: 1000, ...(after ? { after } : {}) };
+        const page = dataOf(await client.GET("/v1/jobs/{job_id}/artifacts", { params: { path: { job_id: id }, query }, signal }));
+        const entry = page.artifacts.find((other) => other.path === path);
+        if (entry) return entry;
+        after = page.next;
+      } while (after);
+      return null;
+    },
+  });
+
+const LIVE_MS = 3000;
+const HOLDING = ["PENDING", "DOWNLOADING", "PROCESSING", "STORING", "HALTING"];
+const HELD_FIELDS = "name,user,tenant,status,since,learners,resources";
+
+export type HoldingJob = Pick<Job, "id" | "name" | "user" | "tenant" | "status" | "since" | "learners" | "resources">;
+
+const of = (tenant: string | undefined) => ({ params: { query: tenant === undefined ? {} : { tenant } } });
+
+export const queueQuery = (tenant: string | undefined) =>
+  queryOptions({
+    queryKey: ["queue", tenant],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/queue", { ...of(tenant), signal })).waiting,
     refetchInterval: LIVE_MS,
   });
 
-export const clusterQuery = () =>
+export const clusterQuery = (tenant: string | undefined) =>
   queryOptions({
-    queryKey: ["cluster"],
-    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/cluster", { signal })),
+    queryKey: ["cluster", tenant],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/cluster", { ...of(tenant), signal })),
     refetchInterval: LIVE_MS,
+  });
+
+/** Jobs that hold hardware: the newest, at most as many as an answer has. */
+export const holdingQuery = (tenant: string | undefined) =>
+  queryOptions({
+    queryKey: ["holding", tenant],
+    queryFn: async ({ signal }) => {
+      const query = { ...of(tenant).params.query, status: [...HOLDING], limit: 500, fields: HELD_FIELDS };
+      return dataOf(await client.GET("/v1/jobs", { params: { query }, signal })) as { jobs: HoldingJob[]; next: string | null };
+    },
+    refetchInterval: LIVE_MS,
+  });
+
+export const quarantineQuery = () =>
+  queryOptions({
+    queryKey: ["quarantine"],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/quarantine", { signal })),
+    staleTime: 30_000,
+  });
+
+export const keysQuery = () =>
+  queryOptions({
+    queryKey: ["keys"],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/keys", { signal })),
+  });
+
+export const secretsQuery = () =>
+  queryOptions({
+    queryKey: ["secrets"],
+    queryFn: async ({ signal }) => dataOf(await client.GET("/v1/secrets", { signal })).secrets,
   });
 
 export const storageQuery = () =>

@@ -7,6 +7,8 @@ import { ApiError, errorOf } from "./problem.ts";
 export interface Session {
   user: string;
   tenant: string;
+  scope: string;
+  id: string;
   csrf: string;
   expires: string;
 }
@@ -15,6 +17,9 @@ export interface Session {
 export const session = new Store<Session | null | undefined>(undefined);
 
 const URL_OF_SESSION = `${BASE}v1/session`;
+
+/** The tenants of a screen for operators: all of them for administrators, else the user's own. */
+export const tenantsOf = (signedIn: Session | null | undefined): string | undefined => (signedIn?.scope === "admin" ? "*" : undefined);
 
 export const csrfToken = (): string => session.get()?.csrf ?? "";
 

@@ -3,6 +3,8 @@ import type { components } from "./schema.ts";
 
 type Schemas = components["schemas"];
 
+export type ApiKey = Schemas["ApiKey"];
+export type KeySession = Schemas["KeySession"];
 export type JobMetric = Schemas["JobMetric"];
 export type Job = Schemas["Job"];
 export type JobEvent = Schemas["JobEvent"];

@@ -142,6 +142,12 @@ export function aligned(curves: readonly { x: readonly number[]; y: readonly (nu
   return { x, ys };
 }
 
+/** The labels that all of these curves have in common, e.g. "subset=test". */
+export function commonContext(curves: readonly Curve[]): string {
+  const common = Object.entries(curves[0]?.context ?? {}).filter(([name, value]) => curves.every((curve) => curve.context[name] === value));
+  return common.map(([name, value]) => `${name}=${value}`).join(" ");
+}
+
 /** What sets the curves of one chart apart: only the parts of their labels that differ. */
 export function labels(curves: readonly Curve[]): string[] {
   const names = curves.map((curve) => ({

@@ -1,8 +1,8 @@
 // Files of a job: a list that can be downloaded; images and texts are shown here.
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
-import { useEffect, useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { read } from "../api/client.ts";
-import { artifactsQuery } from "../api/queries.ts";
+import { artifactQuery, artifactsQuery } from "../api/queries.ts";
 import type { JobArtifact } from "../api/types.ts";
 import { bytes } from "../format.ts";
 import { Symbol } from "../ui/icons.tsx";
@@ -11,14 +11,22 @@ import { Ago } from "../ui/time.tsx";
 
 const IMAGE = /\.(png|jpe?g|gif|webp)$/i;
 const TEXT = /\.(txt|log|json|jsonl|csv|tsv|ya?ml|md|py|toml|ini|cfg|sh|xml|html?)$/i;
+/** Files that no text editor shows. */
+const BINARY = /\.(npz|npy|pt|pth|bin|safetensors|ckpt|h5|hdf5|pb|onnx|tflite|pkl|pickle|joblib|parquet|arrow|tfrecord|zip|tar|t?gz|bz2|xz|zst|7z|pdf|svg|mp3|wav|mp4|whl|so|exe)$/i;
 const SHOWN_BYTES = 262_144;
 const IMAGE_BYTES = 20_000_000;
+
+/** A small file of a kind that is not known, e.g. README, is read as a text. */
+const opens = (entry: JobArtifact): boolean => IMAGE.test(entry.path) || TEXT.test(entry.path) || (entry.size <= SHOWN_BYTES && !BINARY.test(entry.path));
 
 export const artifactPath = (id: string, path: string): string => `/v1/jobs/${id}/artifacts/${path.split("/").map(encodeURIComponent).join("/")}`;
 
 export function Artifacts({ id, file, onFile }: { id: string; file: string | undefined; onFile: (path: string | undefined) => void }) {
   const listing = useInfiniteQuery(artifactsQuery(id));
   const files = listing.data?.pages.flatMap((page) => page.artifacts) ?? [];
+  const listed = files.find((entry) => entry.path === file);
+  // The address may name a file of a page that is not loaded.
+  const other = useQuery({ ...artifactQuery(id, file ?? ""), enabled: file !== undefined && listing.isSuccess && !listed });
   if (listing.error) return <ErrorNote error={listing.error} retry={() => void listing.refetch()} />;
   if (listing.isPending) return <Loading what="files" />;
   if (files.length === 0)
@@ -29,9 +37,10 @@ export function Artifacts({ id, file, onFile }: { id: string; file: string | und
         </p>
       </Empty>
     );
-  const open = files.find((entry) => entry.path === file);
+  const open = listed ?? other.data ?? undefined;
   return (
     <>
+      {file !== undefined && !open && other.data === null ? <p className="note">There is no file {file} in this job.</p> : null}
       {open ? <Preview id={id} file={open} onClose={() => onFile(undefined)} /> : null}
       <table className="plain">
         <caption className="sr-only">Files</caption>
@@ -49,7 +58,7 @@ export function Artifacts({ id, file, onFile }: { id: string; file: string | und
           {files.map((entry) => (
             <tr key={entry.path}>
               <td className="path">
-                {IMAGE.test(entry.path) || TEXT.test(entry.path) ? (
+                {opens(entry) ? (
                   <button type="button" className="link" onClick={() => onFile(entry.path)}>
                     {entry.path}
                   </button>
@@ -81,6 +90,11 @@ export function Artifacts({ id, file, onFile }: { id: string; file: string | und
 
 function Preview({ id, file, onClose }: { id: string; file: JobArtifact; onClose: () => void }) {
   const image = IMAGE.test(file.path);
+  const box = useRef<HTMLElement>(null);
+  useEffect(() => {
+    // The list may be scrolled far down, to the file that was clicked.
+    box.current?.scrollIntoView({ block: "nearest" });
+  }, [file.path]);
   const content = useQuery({
     queryKey: ["artifact", id, file.path, file.etag],
     queryFn: async ({ signal }) => {
@@ -94,7 +108,7 @@ function Preview({ id, file, onClose }: { id: string; file: JobArtifact; onClose
     gcTime: 0,
   });
   return (
-    <section className="card preview" aria-label={`Content of ${file.path}`}>
+    <section ref={box} className="card preview" aria-label={`Content of ${file.path}`}>
       <header>
         <b>{file.path}</b>
         <button type="button" className="quiet icon-only" aria-label="Close the file" onClick={onClose}>
@@ -109,13 +123,15 @@ function Preview({ id, file, onClose }: { id: string; file: JobArtifact; onClose
 
 function Picture({ blob, name }: { blob: Blob; name: string }) {
   const [url, setUrl] = useState("");
+  const [broken, setBroken] = useState(false);
   useEffect(() => {
     const type = `image/${/\.jpe?g$/i.test(name) ? "jpeg" : name.slice(name.lastIndexOf(".") + 1).toLowerCase()}`;
     const made = URL.createObjectURL(new Blob([blob], { type }));
     setUrl(made);
     return () => URL.revokeObjectURL(made);
   }, [blob, name]);
-  return url ? <img src={url} alt={name} /> : null;
+  if (broken) return <p className="faint">The browser cannot show this image.</p>;
+  return url ? <img src={url} alt={name} onError={() => setBroken(true)} /> : null;
 }
 
 function Text({ blob, cut }: { blob: Blob; cut: boolean }) {
@@ -123,6 +139,8 @@ function Text({ blob, cut }: { blob: Blob; cut: boolean }) {
   useEffect(() => {
     void blob.text().then(setText);
   }, [blob]);
+  if (text.includes("\0")) return <p className="faint">This is no text: download it.</p>;
+  if (blob.size === 0) return <p className="faint">The file is empty.</p>;
   return (
     <>
       <pre tabIndex={0}>{text}</pre>

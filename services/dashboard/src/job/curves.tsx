@@ -4,7 +4,7 @@ import { useMemo } from "react";
 import { seriesQuery, type SeriesWindow } from "../api/queries.ts";
 import { isLive, type Job, type JobSeries } from "../api/types.ts";
 import { Chart, type Line } from "../charts/chart.tsx";
-import { type Curve, curveOf, labels, smoothed, type XKind, xOf } from "../charts/series.ts";
+import { commonContext, type Curve, curveOf, labels, smoothed, type XKind, xOf } from "../charts/series.ts";
 import { msOf } from "../format.ts";
 import { Empty, ErrorNote, Loading } from "../ui/notes.tsx";
 
@@ -112,7 +112,7 @@ export function Curves({
     return names.map((name) => {
       const mine = shown.filter((curve) => curve.name === name);
       const ghosts = oldSeries.flatMap((series) => ghostsOf(series, name));
-      return { name, lines: linesOf(mine, ghosts, kind, startMs, weight) };
+      return { name, context: commonContext(mine), lines: linesOf(mine, ghosts, kind, startMs, weight) };
     });
     // oxlint-disable-next-line react-hooks/exhaustive-deps
   }, [curves, detail.data, detailWindow === null, kind, startMs, weight, ...oldSeries]);
@@ -134,6 +134,7 @@ export function Curves({
           <Chart
             key={group.name}
             title={group.name}
+            note={group.context ? <span className="tag">{group.context}</span> : null}
             lines={group.lines}
             xKind={kind}
             log={view.log === "1"}

@@ -22,7 +22,7 @@ export function Learners({ job, curves, usage }: { job: Job; curves: ReadonlyMap
           <th scope="col">Learner</th>
           <th scope="col" className="wide-only">Node</th>
           <th scope="col">State</th>
-          <th scope="col">Uses</th>
+          <th scope="col">{isLive(job.status) ? "Uses" : "Used at most"}</th>
           <th scope="col" className="wide-only">Latest values</th>
           <th scope="col">
             <span className="sr-only">Log</span>
@@ -42,7 +42,7 @@ export function Learners({ job, curves, usage }: { job: Job; curves: ReadonlyMap
                 {isLive(job.status) ? <StatusBadge status={job.status} /> : decided ? decision(job) : <StatusBadge status={job.status} />}
               </td>
               <td>
-                <Usage of={usage.find((entry) => String(entry.rank) === rank)} />
+                <Usage of={usage.find((entry) => String(entry.rank) === rank)} live={isLive(job.status)} />
               </td>
               <td className="wide-only">
                 <ul className="values">
@@ -72,10 +72,11 @@ export function splitLearner(learner: string): [string, string] {
   return [learner.slice(0, at), learner.slice(at + 1)];
 }
 
-/** Hardware that a learner uses now; at most, on hover. */
-function Usage({ of }: { of: LearnerUsage | undefined }) {
+/** Hardware that a learner uses now, and at most on hover. What it used in the moment before its end says nothing. */
+function Usage({ of, live }: { of: LearnerUsage | undefined; live: boolean }) {
   if (!of) return <span className="faint">–</span>;
-  return <span title={`at most ${amounts(of.max_cpus, of.max_memory, of.max_gpus, of.max_gpu_memory)}`}>{amounts(of.cpus, of.memory, of.gpus, of.gpu_memory)}</span>;
+  const most = amounts(of.max_cpus, of.max_memory, of.max_gpus, of.max_gpu_memory);
+  return live ? <span title={`at most ${most}`}>{amounts(of.cpus, of.memory, of.gpus, of.gpu_memory)}</span> : <span>{most}</span>;
 }
 
 function amounts(cpus: number | null, memory: number | null, gpus: number | null, gpuMemory: number | null): string {

@@ -2,7 +2,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { client, dataOf } from "../api/client.ts";
-import { count, duration, number, percent, plural, tenths, valueOf } from "../format.ts";
+import { bytes, count, duration, number, percent, plural, tenths, valueOf } from "../format.ts";
 import type { Job, JobEvent, JobExplanation, JobProgress } from "../api/types.ts";
 import { hasEnded, isLive } from "../api/types.ts";
 import { toneOf, StatusBadge } from "../ui/status.tsx";
@@ -56,6 +56,7 @@ export function Strip({ job, explanation, progress }: { job: Job; explanation: J
       ) : null}
       {job.status === "FAILED" ? <LastWords job={job} /> : null}
       {live ? <Fetching progress={progress} /> : null}
+      {live ? <Bars progress={progress} /> : null}
       {share === null || share === undefined ? null : (
         <div className="progress">
           <progress max={1} value={share} aria-label="Progress" />
@@ -64,6 +65,24 @@ export function Strip({ job, explanation, progress }: { job: Job; explanation: J
         </div>
       )}
     </div>
+  );
+}
+
+const MOST_BARS = 4;
+
+/** Progress bars that learners draw in their terminals now. */
+function Bars({ progress }: { progress: JobProgress | undefined }) {
+  const bars = progress?.bars ?? [];
+  if (bars.length === 0) return null;
+  return (
+    <ul className="bars" aria-label="Progress bars of learners">
+      {bars.slice(0, MOST_BARS).map((bar) => (
+        <li key={bar.learner}>
+          <span className="faint">{bar.learner}</span> <code>{plain(bar.text)}</code>
+        </li>
+      ))}
+      {bars.length > MOST_BARS ? <li className="faint">and {plural(bars.length - MOST_BARS, "learner")} more</li> : null}
+    </ul>
   );
 }
 
@@ -172,5 +191,5 @@ function attemptWords(job: Job): string {
 
 export function hardware(job: Pick<Job, "resources">): string {
   const { cpus, memory, gpus } = job.resources;
-  return [gpus ? plural(gpus, "GPU") : "", plural(cpus, "CPU"), `${Number((memory / 1e9).toFixed(1))} GB`].filter(Boolean).join(" · ");
+  return [gpus ? plural(gpus, "GPU") : "", plural(cpus, "CPU"), bytes(memory)].filter(Boolean).join(" · ");
 }

@@ -37,15 +37,20 @@ function storedViews(): View[] {
 export function Filter({
   q,
   user,
+  everyone,
   error,
   field,
   onChange,
+  onEveryone,
 }: {
   q: string;
   user: string;
+  /** Whether the jobs of all tenants are shown; undefined: the user may see one only. */
+  everyone: boolean | undefined;
   error: unknown;
   field: RefObject<HTMLInputElement | null>;
   onChange: (q: string) => void;
+  onEveryone: (everyone: boolean) => void;
 }) {
   const [text, setText] = useState(q);
   const [views, setViews] = useState(storedViews);
@@ -97,6 +102,11 @@ export function Filter({
           <kbd aria-hidden="true">/</kbd>
         )}
       </form>
+      {everyone === undefined ? null : (
+        <label className="check-label">
+          <input type="checkbox" checked={everyone} onChange={(event) => onEveryone(event.target.checked)} /> All tenants
+        </label>
+      )}
       <Menu.Root modal={false}>
         <Menu.Trigger className="button quiet compact" aria-label="Saved views">
           Views <Symbol name="down" size={11} />

@@ -46,7 +46,7 @@ export function useFreshMetrics(filter: JobsFilter, rows: readonly Row[], onScre
       // The server looks for them from the row before the first one, until it has all of them.
       const before = rows[rows.indexOf(first) - 1]?.id;
       const q = `id in (${wanted.map((row) => row.id).join()})`;
-      const query = { q, limit: wanted.length, order: filter.order, metrics: filter.metrics.join(), fields: "id,metrics" };
+      const query = { q, limit: wanted.length, order: filter.order, metrics: filter.metrics.join(), fields: "id,metrics", ...(filter.tenant ? { tenant: filter.tenant } : {}) };
       const { jobs } = dataOf(await client.GET("/v1/jobs", { params: { query: { ...query, ...(before ? { after: before } : {}) } }, signal }));
       const answer = new Map(jobs.map((job) => [job.id, job.metrics ?? []]));
       queries.setQueryData<Pages>(queryKey, (data) => data && withMetrics(data, wanted, answer));

@@ -58,6 +58,9 @@ export function drawn(line: string): Drawn {
   return { spans, hidden: line.length - at };
 }
 
+/** The whole line without control sequences. */
+export const withoutControls = (line: string): string => line.replaceAll(SEQUENCE, "");
+
 /** The line without control sequences, as far as it is drawn. */
 export function plain(line: string): string {
   const { spans, hidden } = drawn(line);

@@ -5,7 +5,7 @@ import type { Job, JobLine } from "../api/types.ts";
 import { absolute, clock, count, plural } from "../format.ts";
 import { Symbol } from "../ui/icons.tsx";
 import { Empty } from "../ui/notes.tsx";
-import { drawn } from "./ansi.ts";
+import { drawn, withoutControls } from "./ansi.ts";
 
 const ROW_PX = 18;
 
@@ -91,7 +91,7 @@ export function Rows({ rows, seqOf, rowOf, lineOf, onRange, marked, onMark, job,
           <p className="faint">
             Line {count(open.seq)} · {absolute(open.time)} · {open.role}-{open.rank} · {open.stream} · attempt {open.attempt}
           </p>
-          <pre tabIndex={0}>{open.text}</pre>
+          <pre tabIndex={0}>{withoutControls(open.text)}</pre>
         </section>
       ) : null}
       <p className="log-foot">

@@ -1,72 +1,19 @@
-// The queue: who waits, at which place and for what. The cluster: nodes and the hardware in use.
+// The cluster: its nodes, what of them is in use and by which jobs, storage and frameworks.
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { useEffect } from "react";
-import { clusterQuery, frameworksQuery, queueQuery, storageQuery } from "../api/queries.ts";
+import { clusterQuery, frameworksQuery, type HoldingJob, holdingQuery, quarantineQuery, storageQuery } from "../api/queries.ts";
+import { session, tenantsOf } from "../api/session.ts";
 import { bytes, count, percent, plural } from "../format.ts";
-import { Empty, ErrorNote, Loading } from "../ui/notes.tsx";
+import { useStore } from "../store.ts";
+import { ErrorNote, Loading } from "../ui/notes.tsx";
 import { STATUSES, StatusBadge } from "../ui/status.tsx";
-import { Elapsed } from "../ui/time.tsx";
-
-export function QueueScreen() {
-  const queue = useQuery(queueQuery());
-  useEffect(() => {
-    document.title = "Queue · Weft";
-  }, []);
-  return (
-    <section className="screen padded" aria-labelledby="queue-title">
-      <div className="screen-head">
-        <h1 id="queue-title">Queue</h1>
-        {queue.data ? <span className="faint">{queue.data.length === 0 ? "" : `${plural(queue.data.length, "job")} waiting`}</span> : null}
-      </div>
-      {queue.error ? <ErrorNote error={queue.error} retry={() => void queue.refetch()} /> : null}
-      {queue.isPending ? <Loading what="the queue" /> : null}
-      {queue.data?.length === 0 ? (
-        <Empty title="No job waits">
-          <p>
-            A job that is <Link to="/submit">submitted</Link> now starts at once, if the <Link to="/cluster">cluster</Link> has room for it.
-          </p>
-        </Empty>
-      ) : null}
-      {queue.data && queue.data.length > 0 ? (
-        <table className="plain">
-          <caption className="sr-only">Jobs that wait, in the order of the queue</caption>
-          <thead>
-            <tr>
-              <th scope="col" className="right">Place</th>
-              <th scope="col">Job</th>
-              <th scope="col" className="wide-only">User</th>
-              <th scope="col">Waits for</th>
-              <th scope="col" className="right">Since</th>
-            </tr>
-          </thead>
-          <tbody>
-            {queue.data.map((job) => (
-              <tr key={job.id}>
-                <td className="right strong">{job.position ?? "–"}</td>
-                <td className="name">
-                  <Link to="/jobs/$id" params={{ id: job.id }} className="strong">
-                    {job.name || job.id}
-                  </Link>
-                </td>
-                <td className="wide-only nowrap">{job.user}</td>
-                <td>
-                  <b>{job.pending_reason || "its turn"}</b> <span className="soft">{job.message}</span>
-                </td>
-                <td className="right">
-                  <Elapsed from={job.created} />
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      ) : null}
-    </section>
-  );
-}
+import { Ago, Elapsed } from "../ui/time.tsx";
 
 export function ClusterScreen() {
-  const cluster = useQuery(clusterQuery());
+  const tenants = tenantsOf(useStore(session));
+  const cluster = useQuery(clusterQuery(tenants));
+  const holding = useQuery(holdingQuery(tenants));
   const storage = useQuery(storageQuery());
   const frameworks = useQuery(frameworksQuery());
   useEffect(() => {
@@ -89,7 +36,7 @@ export function ClusterScreen() {
               {data.total && data.used ? (
                 <>
                   {data.total.gpus > 0 ? <Gauge label="GPUs" used={data.used.gpus} total={data.total.gpus} write={count} /> : null}
-                  <Gauge label="CPU cores" used={data.used.cpus} total={data.total.cpus} write={(value) => String(Number(value.toFixed(1)))} />
+                  <Gauge label="CPU cores" used={data.used.cpus} total={data.total.cpus} write={cores} />
                   <Gauge label="Memory" used={data.used.memory} total={data.total.memory} write={bytes} />
                 </>
               ) : (
@@ -101,7 +48,7 @@ export function ClusterScreen() {
               <ul className="tally">
                 {STATUSES.filter((status) => data.jobs[status]).map((status) => (
                   <li key={status}>
-                    <Link to="/jobs" search={{ q: `status=${status}` }}>
+                    <Link to="/jobs" search={{ q: `status=${status}`, tenant: tenants }}>
                       <StatusBadge status={status} />
                     </Link>
                     <b>{count(data.jobs[status] ?? 0)}</b>
@@ -133,25 +80,17 @@ export function ClusterScreen() {
                   <h3>
                     {node.name} <span className={node.ready ? "ready" : "not-ready"}>{node.ready ? "ready" : "not ready"}</span>
                   </h3>
-                  {node.gpus > 0 ? (
-                    <p>
-                      <span className="slots" aria-hidden="true">
-                        {Array.from({ length: Math.min(64, Math.ceil(node.gpus)) }, (_, index) => (
-                          <span key={index} className="slot" />
-                        ))}
-                      </span>
-                      {plural(node.gpus, "GPU")} {node.gpu_type}
-                    </p>
-                  ) : null}
-                  <p className="soft">
-                    {Number(node.cpus.toFixed(1))} CPU cores · {bytes(node.memory)}
-                  </p>
+                  {node.gpus > 0 ? <Slots used={node.used.gpus} total={node.gpus} type={node.gpu_type} /> : null}
+                  <Gauge label="CPU cores" used={node.used.cpus} total={node.cpus} write={cores} />
+                  <Gauge label="Memory" used={node.used.memory} total={node.memory} write={bytes} />
                 </section>
               ))}
             </div>
           ) : (
             <p className="faint">The cluster does not answer now.</p>
           )}
+          {holding.data ? <Holding jobs={holding.data.jobs} more={holding.data.next !== null} tenants={tenants !== undefined} /> : null}
+          {tenants === undefined ? null : <Quarantine />}
           {frameworks.data ? (
             <>
               <h2>Frameworks</h2>
@@ -181,6 +120,98 @@ export function ClusterScreen() {
         </>
       ) : null}
     </section>
+  );
+}
+
+const cores = (value: number): string => String(Number(value.toFixed(1)));
+const MOST_SLOTS = 64;
+
+/** A square for each GPU: held by a job, held in part, or free. */
+function Slots({ used, total, type }: { used: number; total: number; type: string }) {
+  const shown = Math.min(MOST_SLOTS, Math.ceil(total));
+  const share = (index: number): number => used * (shown / total) - index;
+  return (
+    <div>
+      <span className="slots" aria-hidden="true">
+        {Array.from({ length: shown }, (_, index) => (
+          <span key={index} className={`slot${share(index) > 0.99 ? " used" : share(index) > 0.01 ? " part" : ""}`} />
+        ))}
+      </span>
+      <b>{cores(used)}</b> of {plural(total, "GPU")} {type} in use
+    </div>
+  );
+}
+
+/** The jobs that hold hardware; those with most GPUs first. */
+function Holding({ jobs, more, tenants }: { jobs: readonly HoldingJob[]; more: boolean; tenants: boolean }) {
+  if (jobs.length === 0) return null;
+  const sorted = jobs.toSorted((a, b) => b.resources.gpus - a.resources.gpus || b.resources.cpus - a.resources.cpus || (a.since < b.since ? -1 : 1));
+  return (
+    <>
+      <h2>Jobs that hold hardware</h2>
+      <table className="plain holding">
+        <caption className="sr-only">Jobs that hold hardware, those with most GPUs first</caption>
+        <thead>
+          <tr>
+            <th scope="col">Job</th>
+            <th scope="col">Status</th>
+            <th scope="col" className="wide-only">User</th>
+            {tenants ? <th scope="col" className="wide-only">Tenant</th> : null}
+            <th scope="col" className="right wide-only">Learners</th>
+            <th scope="col" className="right">GPUs</th>
+            <th scope="col" className="right">CPU cores</th>
+            <th scope="col" className="right wide-only">Memory</th>
+            <th scope="col" className="right wide-only">Since</th>
+          </tr>
+        </thead>
+        <tbody>
+          {sorted.map((job) => (
+            <tr key={job.id}>
+              <th scope="row" className="name">
+                <Link to="/jobs/$id" params={{ id: job.id }}>
+                  {job.name || job.id}
+                </Link>
+              </th>
+              <td>
+                <StatusBadge status={job.status} />
+              </td>
+              <td className="wide-only nowrap">{job.user}</td>
+              {tenants ? <td className="wide-only nowrap">{job.tenant}</td> : null}
+              <td className="right wide-only">{count(job.learners)}</td>
+              <td className="right">{job.resources.gpus || "–"}</td>
+              <td className="right">{cores(job.resources.cpus)}</td>
+              <td className="right wide-only">{bytes(job.resources.memory)}</td>
+              <td className="right wide-only">
+                <Elapsed from={job.since} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {more ? <p className="faint">The newest {count(jobs.length)} are listed.</p> : null}
+    </>
+  );
+}
+
+/** Stored data that cannot be read, for administrators; nothing if there is none. */
+function Quarantine() {
+  const { data } = useQuery(quarantineQuery());
+  if (!data || (data.held.length === 0 && data.silent.length === 0)) return null;
+  return (
+    <>
+      <h2>Damaged data</h2>
+      {data.silent.length > 0 ? <p className="note">These services did not answer, and may know of more: {data.silent.join(", ")}.</p> : null}
+      {data.held.map((held) => (
+        <div key={`${held.service}${held.place}`} className="note bad">
+          <span>
+            <b>
+              {held.kind} {held.place}
+            </b>
+            : {held.reason}. {held.advice} <span className="nowrap">({held.service}, <Ago time={held.since} />)</span>
+          </span>
+        </div>
+      ))}
+    </>
   );
 }
 

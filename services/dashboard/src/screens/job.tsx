@@ -79,6 +79,7 @@ function JobPage({ id }: { id: string }) {
     );
   if (!job) return <Loading what="the job" />;
 
+  const { description = "" } = (job.spec ?? {}) as { description?: string };
   const groups = job.tags.filter((tag) => tag.startsWith(GROUP));
   const doIt = (action: Action) => async (): Promise<void> => {
     if ((await act(action, [job])) && action === "delete") void navigate({ to: "/jobs" });
@@ -120,6 +121,7 @@ function JobPage({ id }: { id: string }) {
           </Link>
         </div>
       </header>
+      {description ? <p className="job-description">{description}</p> : null}
       {live.damages.map((message) => (
         <p key={message} className="note bad" role="alert">
           {message}. It is tried again; what is shown may be old.

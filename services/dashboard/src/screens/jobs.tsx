@@ -6,7 +6,7 @@ import { useVirtualizer } from "@tanstack/react-virtual";
 import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { useLive } from "../api/live.ts";
 import { jobsKey, jobsQuery } from "../api/queries.ts";
-import { session } from "../api/session.ts";
+import { session, tenantsOf } from "../api/session.ts";
 import type { Job } from "../api/types.ts";
 import { plural } from "../format.ts";
 import { type Action, allows, useActions } from "../job/actions.ts";
@@ -44,13 +44,16 @@ export function JobsScreen() {
   const search = useSearch({ from: "/jobs" });
   const navigate = useNavigate();
   const queries = useQueryClient();
-  const user = useStore(session)?.user ?? "";
+  const signedIn = useStore(session);
+  const user = signedIn?.user ?? "";
+  const tenants = tenantsOf(signedIn);
+  const tenant = tenants === undefined ? "" : (search.tenant ?? "");
   const act = useActions();
   const phone = usePhone();
   const q = search.q ?? "";
   const metrics = useMemo(() => (search.metrics ?? DEFAULT_METRICS).split(",").filter(Boolean), [search.metrics]);
   const order = search.order === "oldest" ? "oldest" : "newest";
-  const filter = useMemo(() => ({ q, metrics, order }) as const, [q, metrics, order]);
+  const filter = useMemo(() => ({ q, metrics, order, tenant }) as const, [q, metrics, order, tenant]);
   const listing = useInfiniteQuery(jobsQuery(filter));
   const jobs = useMemo(() => listing.data?.pages.flatMap((page) => page.jobs as Job[]) ?? [], [listing.data]);
 
@@ -59,7 +62,7 @@ export function JobsScreen() {
   };
   const readAgain = useReadingAgain(filter);
   const wrongFilter = listing.error !== null && listing.data === undefined;
-  useLive(wrongFilter ? null : new URLSearchParams({ list: "true", ...(q ? { q } : {}) }).toString(), {
+  useLive(wrongFilter ? null : new URLSearchParams({ list: "true", ...(q ? { q } : {}), ...(tenant ? { tenant } : {}) }).toString(), {
     onReady: (resumed) => {
       if (!resumed) void queries.invalidateQueries({ queryKey: ["jobs"] });
     },
@@ -75,10 +78,10 @@ export function JobsScreen() {
 
   const shown = useMemo(
     () => ({
-      tenant: new Set(jobs.map((job) => job.tenant)).size > 1,
+      tenant: tenant === "*" || new Set(jobs.map((job) => job.tenant)).size > 1,
       gpus: jobs.some((job) => job.resources.gpus > 0),
     }),
-    [jobs],
+    [jobs, tenant],
   );
   const withValues = useMemo(() => new Set(jobs.flatMap((job) => job.metrics?.map((metric) => metric.name) ?? [])), [jobs]);
   const drawn = useMemo(
@@ -169,7 +172,15 @@ export function JobsScreen() {
       <h1 id="jobs-title" className="sr-only">
         Jobs
       </h1>
-      <Filter q={q} user={user} error={listing.error} field={field} onChange={(next) => patch({ q: next || undefined })} />
+      <Filter
+        q={q}
+        user={user}
+        everyone={tenants === undefined ? undefined : tenant === "*"}
+        error={listing.error}
+        field={field}
+        onChange={(next) => patch({ q: next || undefined })}
+        onEveryone={(everyone) => patch({ tenant: everyone ? "*" : undefined })}
+      />
       {chosen.length > 0 ? (
         <div className="bulk" role="toolbar" aria-label="Selected jobs">
           <strong>{plural(chosen.length, "job")} selected</strong>

@@ -30,10 +30,11 @@ const SHAPES: Record<string, ReactNode> = {
   down: <path {...line} d="m4 6 4 4 4-4" />,
   up: <path {...line} d="m4 10 4-4 4 4" />,
   user: <path {...line} d="M8 8a2.8 2.8 0 1 0 0-5.6A2.8 2.8 0 0 0 8 8ZM2.8 14c.5-2.5 2.6-3.7 5.2-3.7s4.7 1.2 5.2 3.7" />,
+  key: <path {...line} d="M7.2 8.8a3 3 0 1 1-2.1-2.1 3 3 0 0 1 2.1 2.1ZM7 9.5h7v3m-3-3v2" />,
   download: <path {...line} d="M8 2v8m0 0 3-3m-3 3L5 7M3 13.5h10" />,
 };
 
-export type IconName = "wait" | "run" | "done" | "failed" | "halted" | "killed" | "move" | "search" | "plus" | "more" | "close" | "sun" | "moon" | "system" | "copy" | "down" | "up" | "user" | "download";
+export type IconName = "wait" | "run" | "done" | "failed" | "halted" | "killed" | "move" | "search" | "plus" | "more" | "close" | "sun" | "moon" | "system" | "copy" | "down" | "up" | "user" | "key" | "download";
 
 export function Symbol({ name, size }: { name: IconName; size?: number }) {
   return <Icon {...(size ? { size } : {})}>{SHAPES[name]}</Icon>;

@@ -177,6 +177,7 @@ class ClusterNode(_message.Message):
     GPU_TYPE_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the node."""
     cpus: _builtins.float
@@ -193,6 +194,10 @@ class ClusterNode(_message.Message):
     def devices(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Other devices for learners, e.g. rdma/hca: name of the resource -> count."""
 
+    @_builtins.property
+    def used(self) -> _jobs_pb2.ResourceSize:
+        """Hardware of it that jobs of all tenants hold."""
+
     def __init__(
         self,
         *,
@@ -203,10 +208,11 @@ class ClusterNode(_message.Message):
         gpu_type: _builtins.str = ...,
         ready: _builtins.bool = ...,
         devices: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        used: _jobs_pb2.ResourceSize | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "devices", b"devices", "gpu_type", b"gpu_type", "gpus", b"gpus", "memory", b"memory", "name", b"name", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "devices", b"devices", "gpu_type", b"gpu_type", "gpus", b"gpus", "memory", b"memory", "name", b"name", "ready", b"ready", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,107 @@
+"""What a page of a job tells beside its state, and what operators see of all tenants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.testbed.browser import Visit, sign_in, visit
+from tests.testbed.platform import Platform
+from tests.waiting import HANG_S
+from weft import Client, Job
+
+Open = Callable[..., Visit]
+Submit = Callable[..., Job]
+expect.set_options(timeout=HANG_S * 1000)
+UNTIL_END = 'trap "exit 0" TERM; echo up; until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.05; done'
+BAR = r"""printf '\repoch 3:  41%%|####      |' >&2; """
+
+
+@pytest.fixture
+def other_key(weft_up: Platform) -> str:
+    """Of a user of another tenant."""
+    made = httpx2.post(
+        f"{weft_up.url}/v1/keys", headers=weft_up.operator, json={"user": "grace", "tenant": "vision"}
+    ).raise_for_status()
+    return str(made.json()["key"])
+
+
+@pytest.fixture
+def other_tenant(weft_up: Platform, other_key: str) -> Iterator[Client]:
+    with Client(weft_up.url, other_key) as client:
+        yield client
+
+
+def test_an_administrator_sees_which_gpus_are_free_and_the_jobs_of_all_tenants(
+    open_visit: Open, other_tenant: Client
+) -> None:
+    """All GPUs were drawn as free, and queue, cluster and list had the jobs of the administrator's own tenant only."""
+    spec = {"name": "gpus", "command": UNTIL_END, "resources": {"cpus": 0.2, "memory": "64MiB", "gpus": 1}}
+    holds = other_tenant.jobs.submit({**spec, "name": "holds"})
+    waits = other_tenant.jobs.submit({**spec, "name": "waits-there", "learners": 2})
+    page = open_visit().open("/ui/cluster")
+    expect(page.locator(".slot")).to_have_count(2)
+    expect(page.locator(".slot.used")).to_have_count(1)
+    expect(page.locator(".holding").get_by_role("row", name="holds")).to_contain_text("vision")
+    page.get_by_role("link", name="Queue", exact=True).click()
+    expect(page.get_by_role("row", name="waits-there")).to_contain_text("vision")
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.locator(".connection.live")).to_be_visible()
+    expect(page.locator(".tr.data", has_text="waits-there")).to_have_count(0)
+    page.get_by_label("All tenants").check()
+    expect(page.locator(".tr.data", has_text="waits-there")).to_contain_text("vision")
+    page.reload()
+    expect(page.locator(".connection.live")).to_be_visible()
+    waits.kill()
+    expect(page.locator(".tr.data", has_text="waits-there")).to_contain_text("killed")
+    holds.kill()
+
+
+def test_the_address_of_an_administrators_list_shows_a_user_the_own_tenant(
+    browser: Browser, weft_up: Platform, other_key: str
+) -> None:
+    with visit(browser, weft_up.url) as visited:
+        sign_in(visited, other_key)
+        page = visited.open("/ui/jobs?tenant=*")
+        expect(page.locator(".connection.live")).to_be_visible()
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.get_by_label("All tenants")).to_have_count(0)
+
+
+def test_a_job_page_has_description_progress_bars_and_labels_of_metrics(open_visit: Open, submit: Submit) -> None:
+    """None of them was shown: two metrics "accuracy" of training and test looked the same."""
+    point = """python3 -c "import weft; weft.report(step=1, context={'subset': 'test'}, accuracy=0.5)"; """
+    job = submit(f"{point}{BAR}{UNTIL_END}", description="Tries the new labels")
+    page = open_visit().open(f"/ui/jobs/{job.id}")
+    expect(page.locator(".job-description")).to_have_text("Tries the new labels")
+    expect(page.locator(".chart figcaption")).to_have_text("accuracysubset=test")
+    expect(page.locator(".bars")).to_contain_text("worker-0 epoch 3:  41%|####")
+    page.get_by_role("tab", name="Learners").click()
+    expect(page.get_by_role("columnheader", name="Uses")).to_be_visible()
+    job.kill()
+    expect(page.get_by_role("columnheader", name="Used at most")).to_be_visible()
+
+
+def test_a_line_of_the_log_is_opened_without_its_control_sequences(open_visit: Open, finished: dict[str, str]) -> None:
+    page = open_visit().open(f"/ui/jobs/{finished['good']}?tab=logs")
+    line = page.locator(".log-row", has=page.locator(".a-2", has_text="green")).first
+    line.get_by_role("button").click()
+    expect(page.locator(".log-open pre")).to_have_text("green")
+
+
+def test_a_file_far_down_the_list_is_shown_where_one_looks_and_by_its_address(open_visit: Open, submit: Submit) -> None:
+    """The content was drawn above the list, out of sight; of a file after the first 500, the address showed nothing."""
+    job = submit('for n in $(seq 600); do echo $n > "$RESULT_DIR/sample-$n"; done')
+    assert job.wait(HANG_S).status == "COMPLETED"
+    page = open_visit().open(f"/ui/jobs/{job.id}?tab=files")
+    page.get_by_role("button", name="sample-400").click()
+    expect(page.locator(".preview pre")).to_have_text("400\n")
+    expect(page.locator(".preview pre")).to_be_in_viewport()
+    page.goto(re.sub(r"sample-400", "sample-99", page.url))
+    expect(page.locator(".preview pre")).to_have_text("99\n")
+    page.goto(re.sub(r"sample-99$", "sample-601", page.url))
+    expect(page.locator(".note")).to_contain_text("There is no file")
