@@ -143,6 +143,10 @@ if [ -n "${WEFT_PYTHON:-}" ]; then
 else
     python=$(find_python)
     if [ -z "$python" ]; then
+        # Where the system's own Python is there and too old, its packages bring no newer one.
+        old=$(version_of /usr/bin/python3)
+        [ -z "$old" ] || new_enough /usr/bin/python3 \
+            || die "Weft needs Python 3.11 or newer, and this system offers $old: install a newer one and set WEFT_PYTHON=/path/to/python3"
         install_debian python3 python3-venv
         python=$(find_python)
         [ -n "$python" ] || die "Weft needs Python 3.11 or newer, and this system offers $(version_of python3): install a newer one and set WEFT_PYTHON=/path/to/python3"
