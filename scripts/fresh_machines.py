@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ if [ -n "$2" ]; then mkdir -p "$1$2"; mount --bind "$2" "$1$2"; fi
 exec chroot "$1" /bin/sh -c 'ip link set lo up 2> /dev/null || true
     umask 077
     cd "$1"
-    exec setpriv --reuid "$2" --regid "$2" --clear-groups --no-new-privs /bin/sh -c "$3"' sh "$3" "$4" "$5"
+    exec setpriv --reuid "$2" --regid "$2" --clear-groups --no-new-privs /bin/sh -ec "$3"' sh "$3" "$4" "$5"
 """
 """Root file system, interpreter's folder (may be empty), folder, user, command."""
 
@@ -140,8 +141,8 @@ class Result:
     seconds: int
 
 
-def make_machine(suite: str, root: Path) -> None:
-    """A minimal Debian with an ordinary user and the committed files of this checkout. Raises CalledProcessError."""
+def make_machine(suite: str, root: Path, commit: str) -> None:
+    """A minimal Debian with an ordinary user and the files of this commit. Raises CalledProcessError."""
     subprocess.run(
         ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, str(root)], check=True
     )
@@ -151,11 +152,12 @@ def make_machine(suite: str, root: Path) -> None:
     if (pip := root / PIP_SETTINGS).exists():
         kept = [line for line in pip.read_text().splitlines(keepends=True) if line.partition("=")[0].strip() != "cert"]
         pip.write_text("".join(kept))
+    (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {socket.gethostname()}\n")  # as the installer does
     with (root / "etc/passwd").open("a") as users:
         users.write(f"ada:x:{USER}:{USER}::{HOME}:/bin/sh\n")
     checkout = root / CHECKOUT.removeprefix("/")
     checkout.mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "-C", str(checkout)], input=archive, check=True)
     subprocess.run(["chown", "-R", f"{USER}:{USER}", str(root / HOME.removeprefix("/"))], check=True)
 
@@ -201,7 +203,7 @@ def try_machine(
     if not (root / "made").exists():
         remove(root)
         print(f"{machine}: making a root file system", flush=True)
-        make_machine(suite, root)
+        make_machine(suite, root, commit)
         (root / "made").touch()
     of_suite = {step.name for step in steps_of(suite)}
     for step in (step for step in steps if step.name in of_suite - had):

@@ -167,8 +167,8 @@ if ! stamp_is locks "$locks"; then
         find .venv -mindepth 1 -maxdepth 1 ! -name .setup-lock ! -name setup.log -exec rm -rf {} +
         step "making .venv with $("$python" --version 2>&1) ($python)" "" "$python" -m venv .venv
         printf '%s\n' "$identity" > .venv/.made_for
-        printf '%s\n' "${WEFT_PYTHON:-}" > .venv/.python
     fi
+    printf '%s\n' "${WEFT_PYTHON:-}" > .venv/.python # also of another name of the same interpreter
 
     step "fetching uv" "$online" .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --retries 1 --require-hashes --no-deps -r requirements/bootstrap.txt

@@ -144,6 +144,17 @@ def test_a_later_run_without_weft_python_keeps_the_interpreter_that_was_chosen(c
     assert f"WEFT_PYTHON={chosen} is Python 3.9.2" in set_up(checkout).stderr
 
 
+def test_another_name_of_the_same_interpreter_is_kept_for_a_later_run_without_weft_python(checkout: Path) -> None:
+    """`make` after `WEFT_PYTHON=... make` installed everything again."""
+    python = Path("/usr/bin/python3").resolve()
+    other = checkout / "another python3"
+    other.symlink_to(python)
+    for interpreter in (python, other):
+        done = set_up(checkout, WEFT_PYTHON=str(interpreter), PIP_INDEX_URL="http://127.0.0.1:9/simple")
+        assert "FAILED: fetching uv" in done.stderr
+        assert (checkout / ".venv" / ".python").read_text() == f"{interpreter}\n"
+
+
 @pytest.mark.parametrize("service", ["api", "guardian", "helper", "lcm", "metrics", "node"])
 def test_a_service_starts_without_compiling_libraries_although_python_may_write_nothing(service: str) -> None:
     done = subprocess.run(

@@ -166,8 +166,8 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     sizes = [size for _, size, _ in gang.learners]
     needed, there = _totals(sizes), _totals(free)
     parts = [
-        f"{_number(needed[0])} GPUs ({_number(there[0])} free)",
-        f"{_number(needed[1])} CPUs ({_number(there[1])} free)",
+        f"{_counted(needed[0], 'GPU')} ({_number(there[0])} free)",
+        f"{_counted(needed[1], 'CPU')} ({_number(there[1])} free)",
         f"{needed[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
     ]
     text = ("its learner needs " if len(sizes) == 1 else f"its {len(sizes)} learners need ") + ", ".join(
@@ -180,15 +180,22 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
 def describe_excess(gang: Gang, capacity: Sequence[Free]) -> str:
     """Says what the gang needs and the whole cluster does not have, for people."""
     needed, there = _totals([size for _, size, _ in gang.learners]), _totals(capacity)
-    units = ("{} GPUs", "{} CPUs", "{} GB of memory")
     short = [
-        f"{unit.format(_number(need))}, and this cluster has {_number(has)}"
-        for unit, need, has in zip(units, needed, there, strict=True)
+        f"{_counted(need, unit)}{of}, and this cluster has {_counted(has, unit)}"
+        for (unit, of), need, has in zip(_UNITS, needed, there, strict=True)
         if has + _EPSILON < need
     ]
     if short:
         return f"it requests {'; '.join(short)}"
     return describe_shortage(gang, capacity).replace(" free)", " in all)")
+
+
+_UNITS: Final = (("GPU", ""), ("CPU", ""), ("GB", " of memory"))
+"""Unit, and of what."""
+
+
+def _counted(value: float, unit: str) -> str:
+    return f"{_number(value)} {unit}{'' if unit == 'GB' or value == 1 else 's'}"
 
 
 def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, float]:
