@@ -22,6 +22,13 @@ fi
 export PATH=$node/bin:$PATH # not for npm: the wheel's bin/npm is a copy that does not start
 npm=$node/lib/node_modules/npm/bin/npm-cli.js
 
+# Node reads none of the system's authorities: one that only the system knows (a company's) counts for npm, too.
+for bundle in /etc/ssl/certs/ca-certificates.crt /etc/pki/tls/certs/ca-bundle.crt /etc/ssl/ca-bundle.pem; do
+    [ -s "$bundle" ] || continue
+    export NODE_EXTRA_CA_CERTS=${NODE_EXTRA_CA_CERTS:-$bundle}
+    break
+done
+
 # Two builds at once (say, make demo beside make test): the second waits, then finds the work done.
 exec 9> .venv/.dashboard-lock
 flock 9

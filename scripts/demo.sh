@@ -12,7 +12,8 @@ if [ "$(id -u)" = 0 ]; then
   # Learners run under their own user ids, which must reach this folder.
   base=/var/lib
 else
-  base=${XDG_DATA_HOME:-$HOME/.local/share}
+  # Without HOME that of the list of users, as for weft up.
+  base=${XDG_DATA_HOME:-${HOME:-$(unset HOME; echo ~)}/.local/share}
 fi
 export WEFT_HOME=${WEFT_DEMO_HOME:-$base/weft-demo}
 export XDG_CONFIG_HOME=$WEFT_HOME/config

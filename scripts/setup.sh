@@ -143,6 +143,10 @@ if [ -n "${WEFT_PYTHON:-}" ]; then
 else
     python=$(find_python)
     if [ -z "$python" ]; then
+        # Where the system's own Python is there and too old, its packages bring no newer one.
+        old=$(version_of /usr/bin/python3)
+        [ -z "$old" ] || new_enough /usr/bin/python3 \
+            || die "Weft needs Python 3.11 or newer, and this system offers $old: install a newer one and set WEFT_PYTHON=/path/to/python3"
         install_debian python3 python3-venv
         python=$(find_python)
         [ -n "$python" ] || die "Weft needs Python 3.11 or newer, and this system offers $(version_of python3): install a newer one and set WEFT_PYTHON=/path/to/python3"
@@ -163,8 +167,8 @@ if ! stamp_is locks "$locks"; then
         find .venv -mindepth 1 -maxdepth 1 ! -name .setup-lock ! -name setup.log -exec rm -rf {} +
         step "making .venv with $("$python" --version 2>&1) ($python)" "" "$python" -m venv .venv
         printf '%s\n' "$identity" > .venv/.made_for
-        printf '%s\n' "${WEFT_PYTHON:-}" > .venv/.python
     fi
+    printf '%s\n' "${WEFT_PYTHON:-}" > .venv/.python # also of another name of the same interpreter
 
     step "fetching uv" "$online" .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --retries 1 --require-hashes --no-deps -r requirements/bootstrap.txt

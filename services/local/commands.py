@@ -215,7 +215,8 @@ class Platform(Backups):
 
         ``now``: learners are killed instead, and continue from their stored checkpoints after the next start.
         ``keep_jobs``: learners run on; the next start takes them up. ``purge`` removes the folder, and every job with
-        it. Returns ``{home, was_running, purged, unfinished, halted}``; ``unfinished`` is the number of jobs that
+        it. Returns ``{home, was_running, purged, unfinished, halted}``; ``purged``: there was a folder, and it is
+        removed; ``unfinished`` is the number of jobs that
         continue after the next start, None if the api did not answer; ``halted`` has the ids of the halted jobs.
         """
         place = _home(home)
@@ -231,7 +232,8 @@ class Platform(Backups):
             from services.local.learners import end_all
 
             end_all(place)
-        if purge and place.root.exists():
+        purged = purge and place.root.exists()
+        if purged:
             if not (place / "VERSION").exists():
                 raise InvalidRequest(f"{place.root} is not a Weft folder (it has no VERSION file); nothing was removed")
             report(f"removing {place.root}")
@@ -239,7 +241,7 @@ class Platform(Backups):
         return {
             "home": str(place.root),
             "was_running": was_running is not None,
-            "purged": purge,
+            "purged": purged,
             "unfinished": unfinished,
             "halted": list(halted),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield "python", sys.version_info >= (3, 11), version, "install Python 3.11 or later"
     yield _etcd()
     yield _learners_python()
+    yield host_name_check(socket.gethostname())
     base = next(path for path in (home.root, *home.root.parents) if path.exists())
     writable = os.access(base, os.W_OK)
     yield "home", writable, f"{home.root}", f"make {base} writable, or choose a folder with WEFT_HOME"
@@ -68,6 +70,16 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield _limits(home)
     yield _failpoints(home)
     yield quarantine_check(home)
+
+
+def host_name_check(name: str) -> tuple[str, bool, str, str]:
+    """Checks that the machine's own name has an address: gangs of JAX and PyTorch (gloo) look it up."""
+    try:
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
+    except OSError as error:
+        fix = f"add the line '127.0.1.1 {name}' to /etc/hosts: learners of JAX and PyTorch look it up"
+        return "host name", False, f"{name} has no address: {error.strerror}", fix
+    return "host name", True, f"{name} ({', '.join(sorted(addresses))})", ""
 
 
 def _failpoints(home: Home) -> tuple[str, bool, str, str]:

@@ -90,7 +90,7 @@ async def test_two_cpu_only_ps_and_a_gpu_worker_leave_no_gpu_free_in_a_dry_run(i
     roles = {"ps": {"count": 2, **small}, "worker": {"count": 1, "gpus": 1, **small}}
     await installation.admitted(roles=roles)
     await until(lambda: _is_fit(installation, "later", one_gpu))
-    assert "1 GPUs (0 free)" in (await installation.fits(**one_gpu))[1]
+    assert "1 GPU (0 free)" in (await installation.fits(**one_gpu))[1]
 
 
 async def _is_fit(installation: Installation, verdict: str, fields: dict[str, Any]) -> bool:

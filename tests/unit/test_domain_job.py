@@ -176,6 +176,15 @@ def test_a_halt_or_kill_of_a_job_that_holds_hardware_applies_at_its_release() ->
     assert released(rolled_back, now=NOW).status is S.QUEUED
 
 
+def test_a_job_that_is_killed_or_halted_without_hardware_says_by_whom() -> None:
+    """`weft list` and `weft events` showed no reason for it."""
+    halted = set_desired(a_job(), D.HALT, actor="user:ada", now=NOW)
+    killed = set_desired(halted, D.KILL, actor="user:bob", now=NOW)
+    assert (halted.state.reason, halted.state.message) == ("Halted", "halted by ada")
+    assert (killed.state.reason, killed.state.message) == ("Killed", "killed by bob")
+    assert killed.history_tail[-1].message == "killed by bob"
+
+
 def test_applying_the_desired_state_again_changes_nothing() -> None:
     halted = set_desired(a_job(), D.HALT, actor="a", now=NOW)
     assert apply_desired(halted, now=NOW) is halted

@@ -14,7 +14,17 @@ from services.core.domain.sizes import SIZES, Size
 from services.core.domain.spec import parse_spec
 from services.core.ports.cluster import Node
 from services.lcm.scheduling.fifo import decide
-from services.lcm.scheduling.placement import Free, Gang, all_free, fits_as_placed, gang_of, pieces, place, subtract
+from services.lcm.scheduling.placement import (
+    Free,
+    Gang,
+    all_free,
+    describe_excess,
+    fits_as_placed,
+    gang_of,
+    pieces,
+    place,
+    subtract,
+)
 from services.lcm.scheduling.policies import find_policy
 from services.lcm.scheduling.policy import Decision, Waiter
 
@@ -64,6 +74,15 @@ def test_a_job_that_can_never_fit_blocks_no_other() -> None:
     decided = decisions(waiting("huge", learners=100), waiting("small"), free=nodes(1))
     assert decided["huge"].pending_reason == "TooLargeForCluster"
     assert decided["small"].placement == {"worker-0": "n0"}
+
+
+def test_what_is_larger_than_the_cluster_is_said_with_the_units_of_both_amounts() -> None:
+    """ "it requests 900 GB of memory, and this cluster has 25.28"."""
+    large = gang("x", resources={"cpus": 1, "gpus": 1, "memory": "900GB"})
+    assert (
+        describe_excess(large, [Free("n0", 2, 25 * GB, 0)])
+        == "it requests 1 GPU, and this cluster has 0 GPUs; 900 GB of memory, and this cluster has 25 GB"
+    )
 
 
 def test_a_job_in_back_off_or_still_releasing_blocks_no_other() -> None:

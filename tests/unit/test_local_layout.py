@@ -12,6 +12,7 @@ import pytest
 from services.core.adapters.folder.objects import STAGING, FolderObjectStore
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.home import Home
+from services.local.doctor import host_name_check
 from services.local.layout import FOR_USERS, INNER, inner_addresses, listen_for_users, prepare
 
 
@@ -111,3 +112,12 @@ async def test_an_object_store_with_objects_and_no_mark_is_used_after_an_upgrade
     (home / "objects" / "tenants").mkdir()
     prepare(home)
     await FolderObjectStore(home / "objects").ping()
+
+
+def test_doctor_names_the_line_of_etc_hosts_that_a_gang_needs() -> None:
+    """JAX's learners ended with "gloo/transport/tcp/device.cc:99] rv == 0. -2 vs 0"."""
+    _, ok, detail, fix = host_name_check("no name.invalid")
+    assert not ok
+    assert detail.startswith("no name.invalid has no address: ")
+    assert "'127.0.1.1 no name.invalid' to /etc/hosts" in fix
+    assert host_name_check("localhost")[1]

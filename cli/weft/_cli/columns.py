@@ -13,6 +13,8 @@ _LEAST: Final = 4
 """A flexible column is never narrower."""
 _LEAST_FOLDED: Final = 16
 """Nor a column that continues on further lines."""
+_READABLE: Final = 9
+"""A flexible column of this width, or of all that it holds, can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,24 @@ class Layout:
     wraps: bool = False
     """Continues on further lines."""
     right: bool = False
+    spare: int = 0
+    """Left out, the highest number first, where flexible columns could not be read otherwise. 0: never."""
+
+
+def readable_places(layouts: Sequence[Layout], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The columns to show: all, but spare ones where flexible columns could not be read otherwise."""
+    places = list(range(len(layouts)))
+    while True:
+        kept = [layouts[place] for place in places]
+        cells = [[row[place] for place in places] for row in rows]
+        widths = fit_widths(kept, cells, width)
+        natural = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
+        spare = max(places, key=lambda place: layouts[place].spare)
+        fits = sum(widths) + len(_GAP) * (len(widths) - 1) <= width
+        readable = all(fitted >= min(whole, _READABLE) for fitted, whole in zip(widths, natural, strict=True))
+        if (fits and readable) or layouts[spare].spare == 0:
+            return places
+        places.remove(spare)
 
 
 def cell_width(text: str) -> int:

@@ -33,7 +33,7 @@ def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:
         case click.UsageError():
             where = failure.ctx.command_path if failure.ctx else "weft"
             hint = f"`{where} --help` says how it is used."
-            return _shown("usage", failure.format_message(), exit_code=2, form=form, then=hint)
+            return _shown("usage", _usage_text(failure), exit_code=2, form=form, then=hint)
         case click.ClickException():
             return _shown("error", failure.format_message(), exit_code=failure.exit_code, form=form)
         case WeftError():
@@ -44,6 +44,19 @@ def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:
         case _:
             text = f"this is a fault of weft itself: {type(failure).__name__}: {failure}"
             return _shown("fault", text, exit_code=1, form=form, then="--debug shows the trace.")
+
+
+def _usage_text(failure: click.UsageError) -> str:
+    """One line; an option that does not exist suggests the one whose word looks alike, not its dashes."""
+    if isinstance(failure, click.NoSuchOption) and failure.possibilities:
+        import difflib
+
+        words = {option.lstrip("-"): option for option in failure.possibilities}
+        alike = difflib.get_close_matches(failure.option_name.lstrip("-"), words, n=1, cutoff=0.6)
+        failure = click.NoSuchOption(
+            failure.option_name, possibilities=[words[word] for word in alike], ctx=failure.ctx
+        )
+    return failure.format_message().replace("\n\t", " ")
 
 
 def weft_error(failure: WeftError, *, form: str = "table") -> int:

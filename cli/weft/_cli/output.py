@@ -1,8 +1,8 @@
 """Prints one answer in the requested form. With json, yaml and name, stdout carries that and nothing else.
 
-Tables fit the terminal: columns that may shrink end in an ellipsis, and the rest is never cut; those that were asked
-to be wide are as wide as they need to be. Where stdout is no
-terminal they are as wide as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
+Tables fit the terminal: columns that may shrink end in an ellipsis, some are left out before that, and the rest is
+never cut; tables that were requested wide are as wide as they need to be. Where stdout is no terminal they are as wide
+as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Column:
     """Continues on further lines where the terminal is narrow. Nothing of it is cut."""
     right: bool = False
     wide_only: bool = False
+    spare: int = 0
+    """Left out on a narrow terminal, the highest number first, so that flexible columns can be read. 0: never."""
 
 
 Rows = Sequence[Sequence[object]]
@@ -62,13 +64,19 @@ def colored() -> bool:
 
 def table(columns: Sequence[Column], rows: Rows, *, wide: bool = False, columns_wide: int | None = None) -> str:
     """The table as text, without a newline at its end. Cells that name a status are coloured."""
-    from weft._cli.columns import Layout, fit_widths, join, row_lines
+    from weft._cli.columns import Layout, fit_widths, join, readable_places, row_lines
 
-    shown = [place for place, column in enumerate(columns) if wide or not column.wide_only]
-    layouts = [Layout(columns[place].flexible, columns[place].wraps, columns[place].right) for place in shown]
-    head = [columns[place].title for place in shown]
-    cells = [[one_line(row[place]) for place in shown] for row in rows]
-    widths = fit_widths(layouts, [head, *cells], columns_wide or (_ENDLESS if wide else width()))
+    space = columns_wide or (_ENDLESS if wide else width())
+    chosen = [place for place, column in enumerate(columns) if wide or not column.wide_only]
+    layouts = [Layout(column.flexible, column.wraps, column.right, column.spare) for column in columns]
+    layouts = [layouts[place] for place in chosen]
+    head = [columns[place].title for place in chosen]
+    cells = [[one_line(row[place]) for place in chosen] for row in rows]
+    if any(layout.spare for layout in layouts):
+        shown = readable_places(layouts, [head, *cells], space)
+        layouts, head = [layouts[place] for place in shown], [head[place] for place in shown]
+        cells = [[row[place] for place in shown] for row in cells]
+    widths = fit_widths(layouts, [head, *cells], space)
     lines = [join(line) for line in row_lines(layouts, head, widths)]
     lines = [click.style(line, bold=True) for line in lines] if colored() else lines
     lines += [join(map(_coloured, line)) for row in cells for line in row_lines(layouts, row, widths)]

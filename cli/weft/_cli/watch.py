@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from weft._cli.bars import bar_texts
@@ -21,6 +22,7 @@ from weft._cli.call import Call
 from weft._cli.chart import chart
 from weft._cli.curves import Curves, label
 from weft._cli.ends import end_message, exit_code
+from weft._cli.job_table import took_s
 from weft._cli.lines import LineWriter
 from weft._cli.notices import note
 from weft._cli.output import STATUS_STYLES
@@ -29,7 +31,7 @@ from weft._cli.text import one_line, span
 from weft._errors import WeftError
 from weft._follow import End, Event, Follow
 from weft._job import Job
-from weft._records import HistoryEvent, LogLine, Point
+from weft._records import HistoryEvent, LogLine, Point, parse_time
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -165,7 +167,6 @@ class _View:
         self.why = ""
         self.fetching = ""
         """What is fetched for its learners; empty once they run."""
-        self.began = time.monotonic()
         self.writer = LineWriter(several=int(job.document.get("learners", 1)) > 1)
 
     def take(self, stream: str, event: Event) -> None:
@@ -213,6 +214,12 @@ class _View:
         if end.status == "FAILED" and end.reason in {"ExitCode", "Signalled"}:
             print(f"  weft logs {self.job.id} shows what it printed")
         print(f"  {_then(self.job.id, end.status)}")
+
+
+def elapsed_s(job: dict[str, Any]) -> float:
+    """How long the job runs or ran, as `weft list` shows it; before it runs, the time since it was submitted."""
+    took = took_s(job)
+    return (datetime.now(UTC) - parse_time(job["created"])).total_seconds() if took is None else took
 
 
 def _then(id_: str, status: str) -> str:
@@ -343,7 +350,7 @@ class _Screen(_View):
     def _status_line(self) -> RenderableType:
         from rich.text import Text
 
-        parts = [span(time.monotonic() - self.began)]
+        parts = [span(elapsed_s(self.job.document))]
         fraction = self.progress.get("progress")
         if isinstance(fraction, (int, float)) and self.status == "PROCESSING":
             parts.append(f"{_bar(fraction)} {fraction:.0%}")

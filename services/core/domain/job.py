@@ -426,10 +426,14 @@ def apply_desired(job: Job, *, now: int) -> Job:
     """Returns a QUEUED or HALTED job without hardware in the status that is desired; any other unchanged."""
     if job.holds or job.status not in {Status.QUEUED, Status.HALTED}:
         return job
-    goal = {Desired.HALT: Status.HALTED, Desired.KILL: Status.KILLED}.get(job.desired)
-    if goal is None or goal is job.status:
+    goals = {
+        Desired.HALT: (Status.HALTED, job.halt_reason, f"halted by {job.requester}"),
+        Desired.KILL: (Status.KILLED, "Killed", f"killed by {job.requester}"),
+    }
+    if job.desired not in goals or goals[job.desired][0] is job.status:
         return job
-    job = moved(job, goal, actor=job.actor_of_desired, now=now)
+    goal, reason, message = goals[job.desired]
+    job = moved(job, goal, actor=job.actor_of_desired, now=now, reason=reason, message=message)
     return replace(job, observed_generation=job.generation)
 
 

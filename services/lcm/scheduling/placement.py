@@ -187,8 +187,8 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     needed, there = _totals(sizes), _totals(free)
     devices, present = _devices(sizes), dict(_devices(free))
     parts = [
-        f"{_number(needed[0])} GPUs ({_number(there[0])} free)",
-        f"{_number(needed[1])} CPUs ({_number(there[1])} free)",
+        f"{_counted(needed[0], 'GPU')} ({_number(there[0])} free)",
+        f"{_counted(needed[1], 'CPU')} ({_number(there[1])} free)",
         f"{needed[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
     ]
     parts = parts if needed[0] else parts[1:]
@@ -202,19 +202,28 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
 def describe_excess(gang: Gang, capacity: Sequence[Free]) -> str:
     """Says what the gang needs and the whole cluster does not have, for people."""
     sizes = [size for _, size, _ in gang.learners]
-    present = dict(_devices(capacity))
-    amounts = [
-        *zip(("GPUs", "CPUs", "GB of memory"), _totals(sizes), _totals(capacity), strict=True),
-        *((name, count, present.get(name, 0)) for name, count in _devices(sizes)),
-    ]
     short = [
-        f"{_number(need)} {unit}, and this cluster has {_number(has)}"
-        for unit, need, has in amounts
+        f"{_counted(need, unit)}{of}, and this cluster has {_counted(has, unit)}"
+        for (unit, of), need, has in zip(_UNITS, _totals(sizes), _totals(capacity), strict=True)
         if has + _EPSILON < need
+    ]
+    present = dict(_devices(capacity))
+    short += [
+        f"{count} {name}, and this cluster has {present.get(name, 0)}"
+        for name, count in _devices(sizes)
+        if present.get(name, 0) < count
     ]
     if short:
         return f"it requests {'; '.join(short)}"
     return describe_shortage(gang, capacity).replace(" free)", " in all)")
+
+
+_UNITS: Final = (("GPU", ""), ("CPU", ""), ("GB", " of memory"))
+"""Unit, and of what."""
+
+
+def _counted(value: float, unit: str) -> str:
+    return f"{_number(value)} {unit}{'' if unit == 'GB' or value == 1 else 's'}"
 
 
 def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, float]:

@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import json
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -171,18 +172,19 @@ def _opened_file(path: Path) -> Generator[tuple[BinaryIO, int]]:
 def _platform_stopped(home: Home) -> Generator[None]:
     """Holds the supervisor's lock, so that the platform cannot start. Raises Conflict if it runs."""
     prepare(home)
+    stop = f"weft down --home {shlex.quote(str(home.root))}"  # without it another platform could be meant
     with (home / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Conflict(f"Weft runs in {home.root}; stop it with `weft down`, then restore") from None
+            raise Conflict(f"Weft runs in {home.root}; stop it with `{stop}`, then restore") from None
         running = [
             program.name
             for program in (ETCD, *PROGRAMS)
             if read_live_process(home / "run" / f"{program.name}.json") is not None
         ]
         if running:
-            raise Conflict(f"{', '.join(running)} still run in {home.root}; stop them with `weft down`, then restore")
+            raise Conflict(f"{', '.join(running)} still run in {home.root}; stop them with `{stop}`, then restore")
         _check_containers_stopped(home)
         yield
 

@@ -13,6 +13,7 @@ import click
 from weft._cli.call import Call, Stop, command
 from weft._cli.confirm import YES, confirm
 from weft._cli.groups import many_jobs, named_jobs
+from weft._cli.text import count
 
 if TYPE_CHECKING:
     from weft._cli.answers import Answers, Fields, Types
@@ -65,7 +66,9 @@ def kill_command(call: Call, jobs: tuple[str, ...], group: str | None, tag: str 
 
     named = _look_up(call, named_jobs(call, jobs, group, tag))
     if len(named) > 1:
-        confirm(f"kill {len(named)} jobs, and store nothing more of them", _described(call, named), yes=yes)
+        known = _known(named)
+        what = f"kill {count(known, 'job')}, and store nothing more of {'it' if known == 1 else 'them'}"
+        confirm(what, _described(call, named), yes=yes)
 
     def kill(id_: str) -> dict[str, object]:
         try:
@@ -93,14 +96,20 @@ def delete_command(
     A deletion cannot be undone. The data of the jobs is erased after the operator's retention time. Asks first if
     there are several, and with --kill.
     """
+    from weft._errors import Conflict
+
     named = _look_up(call, named_jobs(call, jobs, group, tag))
     if kill or len(named) > 1:
-        count = f"{len(named)} jobs" if len(named) > 1 else "a job"
-        what = f"{'kill and ' if kill else ''}delete {count}, with {'their' if len(named) > 1 else 'its'} results"
+        known = _known(named)
+        jobs_in_words = "a job" if len(named) == 1 else count(known, "job")
+        what = f"{'kill and ' if kill else ''}delete {jobs_in_words}, with {'its' if known == 1 else 'their'} results"
         confirm(what, _described(call, named), yes=yes)
 
     def delete(id_: str) -> dict[str, object]:
-        call.client.jobs.delete(id_, kill=kill)
+        try:
+            call.client.jobs.delete(id_, kill=kill)
+        except Conflict as refused:
+            raise refused if kill else Conflict(f"{refused.message}: `weft delete --kill {id_}`") from None
         return {"id": id_, "deleted": True}
 
     _apply(call, named, delete, lambda _: "deleted")
@@ -121,7 +130,7 @@ def _look_up(call: Call, jobs: tuple[str, ...]) -> list[tuple[str, str | WeftErr
 
 
 def _described(call: Call, named_jobs: Sequence[tuple[str, str | WeftError]]) -> list[str]:
-    """A line for each job that was found: id, name, status and age."""
+    """A line for each job: id, name, status and age, or why it is not known."""
     from weft._cli.text import ago
     from weft._errors import WeftError
     from weft._records import parse_time
@@ -136,7 +145,14 @@ def _described(call: Call, named_jobs: Sequence[tuple[str, str | WeftError]]) ->
             else:
                 age = ago(parse_time(job["created"]))
                 lines.append(f"{id_}  {job.get('name', '')}  {job.get('status', '')}  submitted {age} ago")
+        else:
+            lines.append(f"left out: {id_.message}")
     return lines
+
+
+def _known(named_jobs: Sequence[tuple[str, str | WeftError]]) -> int:
+    """How many of the jobs were found."""
+    return sum(isinstance(id_, str) for _, id_ in named_jobs)
 
 
 def _apply(

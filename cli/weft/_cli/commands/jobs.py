@@ -84,7 +84,7 @@ def list_command(
     A list that ends before the last job says so on stderr; in JSON `next` is then the id to continue --after. --sort
     reads all jobs that match, at most 10000, before it shows the first ones.
     """
-    from weft._cli.job_table import MOST_SORTED, job_table, sorted_jobs
+    from weft._cli.job_table import MOST_SORTED, job_table, metric_value, sorted_jobs
     from weft._cli.notices import note
     from weft._cli.output import emit
 
@@ -124,6 +124,9 @@ def list_command(
         people=lambda wide: job_table(documents, metrics, wide),
         names=(document["id"] for document in documents),
     )
+    for metric in metrics if call.for_people else ():
+        if documents and all(metric_value(document, metric) is None for document in documents):
+            note(f"no job of this list has reported '{metric}'; `weft metrics JOB` lists what a job has reported")
     if sort and read == MOST_SORTED:
         note(f"only the newest {MOST_SORTED} jobs were sorted; choose fewer with -q or another option")
     if more:

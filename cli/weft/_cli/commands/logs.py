@@ -81,14 +81,20 @@ def logs_command(
 
     jobs = call.client.jobs
     id_ = job_id(call.client, job)
-    learners = jobs.document(id_).get("learners", 1)
+    document = jobs.document(id_)
+    learners = document.get("learners", 1)
     if which["rank"] is not None and which["rank"] >= learners:
         ranks = "rank 0 only" if learners == 1 else f"ranks 0 to {learners - 1}"
         raise InvalidRequest(f"there is no rank {which['rank']}: this job has {ranks}")
     writer = LineWriter(several=learners > 1, timestamps=timestamps)
     if not follow:
+        printed = tail == 0
         for line in jobs.logs(id_, until=until, tail=tail, by_time=by_time, **which):
             _print(call, line, writer)
+            printed = True
+        if call.for_people and not printed:
+            chosen = until is not None or any(value is not None for value in which.values())
+            note("no line matches" if chosen else _no_output(document))
         return
     if until is not None:
         raise InvalidRequest("--follow runs until the job ends or halts; leave out --until")
@@ -113,6 +119,14 @@ def logs_command(
     if call.for_people:
         note(end_message(job if job != "@last" else id_, end.status, end.reason, end.message))
     raise Stop(exit_code(end.status))
+
+
+def _no_output(job: dict[str, Any]) -> str:
+    """Why a log without a line is empty, and what to do."""
+    id_, status = job["id"], job.get("status")
+    if not job.get("at_rest"):
+        return f"it has printed nothing yet and is {status}; `weft logs -f {id_}` follows it"
+    return f"it is {status} and has printed nothing" + (f"; `weft explain {id_}`" if status != "COMPLETED" else "")
 
 
 def _lines(followed: Any) -> Iterator[Any]:

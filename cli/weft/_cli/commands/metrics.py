@@ -30,6 +30,7 @@ TYPES: Final[Types] = {
 _POINTS: Final = 500
 _FILES: Final = ("csv", "parquet")
 """Forms with every point, for other programs."""
+_HOW_TO_REPORT: Final = "a learner reports with weft.report(step=1, loss=0.5)"
 
 
 @command("metrics", forms=(*FORMS, *_FILES))
@@ -96,7 +97,8 @@ def metrics_command(
     if call.for_people and not any(curves.values()) and names:
         note(f"nothing reported under {' or '.join(names)}; `weft metrics {' '.join(ids)}` lists what there is")
     elif call.for_people and not any(curves.values()):
-        note("nothing reported yet; a learner reports with weft.report(step=1, loss=0.5)")
+        ended = all(call.client.jobs.document(id_).get("at_rest") for id_ in ids)
+        note(f"nothing {'was ' if ended else ''}reported{'' if ended else ' yet'}; {_HOW_TO_REPORT}")
 
 
 def _print_one(call: Call, series: list[Any], *, large: bool) -> None:

@@ -26,12 +26,12 @@ ANSWERS: Final[Answers] = {
         "queued_again": ("list of text", "Ids of jobs that `weft down` had halted."),
         "ignored": ("list of text", "Settings, NAME=value, that a platform that ran already does not have."),
         "probe": ("list of ProbeCheck", "What a pod of the cluster has tried; empty without Kubernetes."),
-        "profile": ("text", "Name of the profile that was written."),
+        "profile": ("text", "Name of the profile that was written; empty if it could not be."),
     },
     "down": {
         "home": ("text", "Folder of the platform."),
         "was_running": ("flag", "It ran before."),
-        "purged": ("flag", "Its folder is removed."),
+        "purged": ("flag", "It had a folder, which is removed."),
         "unfinished": ("integer or null", "Number of jobs that continue after the next start; null if unknown."),
         "halted": ("list of text", "Ids of jobs that were halted."),
     },
@@ -136,15 +136,22 @@ def up_command(
     config = read_config()
     name = profile_name(config, answer["home"], wanted=call.profile, named=is_named(place))
     current = config.current in {"", name} or config.current not in config.profiles
-    write_config(config.with_profile(Profile(name, answer["url"], answer["key"], answer["home"]), current=current))
+    profile = f"'{name}' in {config_file()}" + (
+        "" if current else f"; '{config.current}' stays current: `weft profile {name}` changes that"
+    )
+    try:
+        write_config(config.with_profile(Profile(name, answer["url"], answer["key"], answer["home"]), current=current))
+    except OSError as refused:  # HOME is / or cannot be written; the platform runs all the same
+        profile, name = "", ""
+        warn(
+            f"no profile was written: {config_file()}: {refused.strerror}; set XDG_CONFIG_HOME to a folder of yours "
+            f"and repeat `{command_in('up', place)}`, or give other commands WEFT_URL and WEFT_KEY"
+        )
 
     def people(_wide: bool) -> str:
-        profile = f"'{name}' in {config_file()}" + (
-            "" if current else f"; '{config.current}' stays current: `weft profile {name}` changes that"
-        )
         following = [
             "weft init",
-            command_for("train", name, current=current),
+            command_for("train", name, current=current or not name),
             command_in("status", place),
             command_in("down", place),
         ]
@@ -193,8 +200,8 @@ def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs
             if losses:
                 confirm("stop the platform" + (" and remove its folder" if purge else ""), losses, yes=False)
         answer: dict[str, Any] = platform().down(place, purge=purge, now=now, keep_jobs=keep_jobs, report=note)
-    if purge:
-        write_config(read_config().without_home(answer["home"]))
+    if purge and (without := (config := read_config()).without_home(answer["home"])) != config:
+        write_config(without)
     outcome = "stopped" if answer.get("was_running", True) else "nothing was running"
     if not answer.get("was_running", True) and (other := elsewhere("down", place, answer["home"])):
         note(other)
@@ -203,7 +210,7 @@ def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs
         unfinished = f"{going_on} unfinished job{'s go' if going_on > 1 else ' goes'}"
         note(f"{unfinished} on after the next `{command_in('up', place)}`")
     if purge:
-        outcome += "; its folder is removed"
+        outcome += "; its folder is removed" if answer["purged"] else "; there is no such folder"
     emit(
         call, answer, people=lambda _wide: f"{outcome} ({answer.get('home', '')})", names=[str(answer.get("home", ""))]
     )
