@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -296,6 +297,20 @@ def test_flood_of_output_is_whole_in_the_run_and_shortened_in_the_containers_log
     log = entry.text("log")
     assert len(log) < 3_000_000
     assert "bytes are left out here" in log
+
+
+def test_command_that_crashes_writes_no_core_file_into_its_volume(entry: Entry) -> None:
+    """It holds the learner's memory, and would count for the volume's bound. On one machine there is none either."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        entry.start("ulimit -S -c; ulimit -H -c")
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    entry.store()
+    entry.go()
+    assert entry.wait() == 0
+    assert entry.text("runs/1/stdout") == "0\n0\n"
 
 
 def test_second_start_in_the_same_volumes_runs_nothing(entry: Entry) -> None:

@@ -143,6 +143,10 @@ def platform_files_are_forged() -> None:
         "spool/x",
         "fetched/x",
     )
+    if intel()["own_network"]:
+        # In a pod these are its own: the first ends the attack as a success (pods: exit record is forged), the second
+        # is its output (files: own streams are damaged).
+        names = tuple(name for name in names if not name.startswith("runs/"))
     text = f'{{"schema": 1, "time": 1, "code": 0, "run": 1, "stop_cause": "", "lost": false, "by": "{FORGED}"}}'
     for name in names:
         place = inside / name

@@ -31,6 +31,8 @@ NEVER=-1
 MEASURED_EACH=8     # Turns of the watcher, of half a second, between two measurements of what the container uses.
 
 umask 022
+# Also the hard limit. A core file holds the learner's memory, and counts for the bound of its volume.
+ulimit -c 0
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
