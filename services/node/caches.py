@@ -3,7 +3,8 @@
 Nothing that is in use is removed. An entry is removed under the lock that its users hold (``services.helper.fetch``),
 an environment only if no learner of this machine names it, and none that may name it soon is being prepared. A
 half-built environment is removed as soon as nobody builds it. Data is handed to learners under a second name, so
-removing the cache's own takes nothing away from them.
+removing the cache's own takes nothing away from them. Data sets of many small objects are bounded by their number, too:
+a disk has a number of files, and walking through them takes time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from services.node.learner import Learner, is_folder
 
 ENVIRONMENTS, PACKAGES, DATA = "environments", "packages", "data"
 KINDS: Final = (ENVIRONMENTS, PACKAGES, DATA)
+MOST_DATA: Final = 200_000
+"""Files of data, each with three more entries of the disk: two of the largest inputs of type s3."""
+_SHARE_OF_INODES: Final = 16
+"""A quarter of the disk's, as of its bytes, at four for each file of data."""
 _OK: Final = ".ok"
 _ENDLESS: Final = 2**62
 log = structlog.get_logger()
@@ -56,9 +61,18 @@ class Entry:
 class Caches:
     """``folder``: WEFT_HOME/cache. ``learners`` returns those of this machine."""
 
-    def __init__(self, folder: Path, max_bytes: int, learners: Callable[[], Collection[Learner]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        learners: Callable[[], Collection[Learner]],
+        *,
+        most_data: int = MOST_DATA,
+    ) -> None:
+        """``most_data``: files of data."""
         self._folder = folder
         self._max_bytes = max_bytes
+        self._most_data = most_data
         self._learners = learners
         self._sizes: dict[Path, int] = {}
         """Environments do not change once they are complete: each is measured once."""
@@ -72,13 +86,23 @@ class Caches:
         self._remove_half_removed()
         entries = list(self._entries())
         total, removed = sum(entry.size for entry in entries), 0
+        data, most_data = sum(entry.kind == DATA for entry in entries), self._most_files_of_data()
         left = {kind: sum(entry.size for entry in entries if entry.kind == kind) for kind in KINDS}
         for entry in sorted(entries, key=lambda entry: entry.used):
-            if (total > self._max_bytes or entry.is_half_built) and self._remove(entry):
+            is_too_much = total > self._max_bytes or (entry.kind == DATA and data > most_data)
+            if (is_too_much or entry.is_half_built) and self._remove(entry):
                 total -= entry.size
+                data -= entry.kind == DATA
                 left[entry.kind] -= entry.size
                 removed += 1
         return left, removed
+
+    def _most_files_of_data(self) -> int:
+        try:
+            inodes = os.statvfs(self._folder).f_files
+        except OSError:  # there is no cache yet
+            inodes = 0
+        return min(self._most_data, inodes // _SHARE_OF_INODES) if inodes else self._most_data
 
     def _entries(self) -> Iterator[Entry]:
         envs = self._folder / "envs"
@@ -108,13 +132,9 @@ class Caches:
                 return False
             if entry.kind == ENVIRONMENTS and self._is_named(entry):
                 return False
-            if entry.kind == DATA:
-                for name in ("body.json", "body", "part.json", "part"):
-                    (entry.place / name).unlink(missing_ok=True)
-            else:
-                gone = entry.place.with_name(f".gone-{secrets.token_hex(8)}")
-                entry.place.rename(gone)
-                remove_tree(gone)
+            gone = entry.place.with_name(f".gone-{secrets.token_hex(8)}")
+            entry.place.rename(gone)
+            remove_tree(gone)
         self._sizes.pop(entry.place, None)
         log.info("cache.entry_removed", kind=entry.kind, place=str(entry.place), size=entry.size)
         return True
@@ -135,7 +155,7 @@ class Caches:
         return False
 
     def _remove_half_removed(self) -> None:
-        for folder in (self._folder, self._folder / "envs"):
+        for folder in (self._folder, self._folder / "envs", *_folders(self._folder / "data")):
             for place in _folders(folder, hidden=True):
                 if place.name.startswith(".gone-"):
                     with suppress(OSError):

@@ -21,6 +21,7 @@ from services.helper.fetch.versions import DataVersions
 from services.helper.metrics_client import IntakeClient
 from services.helper.objects import UrlSigner
 from services.helper.settings import HelperSettings
+from services.node.caches import Caches
 from tests.documents import an_assignment
 from tests.testbed.identities import SIGNER
 from tests.testbed.intake import Intake
@@ -242,6 +243,19 @@ async def test_a_list_without_end_is_refused(site: Site, fetch: Fetching, monkey
     assert (await fetch.refused()).reason == "DataTooLarge"
 
 
+async def test_keys_and_folders_beyond_what_a_helper_keeps_in_memory_are_refused(
+    site: Site, fetch: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_data, "_KEYS", 300)
+    site.objects = {"k" * 200: b"x", "l" * 200: b"x"}
+    assert (await fetch.refused()).reason == "DataTooLarge"
+    monkeypatch.setattr(s3_data, "_KEYS", 16 * 2**20)
+    monkeypatch.setattr(s3_data, "MOST_OBJECTS", 10)
+    site.objects = {f"{number}/" + "d/" * 6 + "f": b"x" for number in range(2)}
+    failure = await fetch.refused()
+    assert (failure.reason, "in too many folders" in failure.message) == ("DataTooLarge", True)
+
+
 async def test_objects_that_are_too_large_together_are_refused(site: Site, fetch: Fetching) -> None:
     site.objects = {"a": b"x" * 6, "b": b"x" * 6}
     failure = await fetch.refused(HelperSettings(http_allow=LOCAL.http_allow, http_max_bytes=10))
@@ -258,6 +272,27 @@ async def test_objects_that_are_larger_than_their_list_says_are_refused(site: Si
         await fetch(settings)
     assert failed.value.reason == "DataTooLarge"
     assert site.gets == ["", "0", "1"]
+
+
+async def test_object_is_fetched_although_the_cache_removes_its_place_all_the_time(
+    site: Site, fetch: Fetching, tmp_path: Path
+) -> None:
+    site.objects = {str(number): b"x" for number in range(50)}
+    caches, ended = Caches(tmp_path / "cache", 0, list), threading.Event()
+
+    def remove() -> None:
+        while not ended.is_set():
+            caches.bound()
+
+    removing = asyncio.create_task(asyncio.to_thread(remove))
+    try:
+        for _ in range(5):
+            assert await fetch() == site.objects
+    finally:
+        ended.set()
+        await removing
+    caches.bound()
+    assert not list((tmp_path / "cache/data/t").iterdir()), "nothing of a removed file is left"
 
 
 async def test_list_whose_connection_breaks_is_read_again(site: Site, fetch: Fetching) -> None:

@@ -119,5 +119,23 @@ def test_an_environment_whose_build_was_stopped_is_removed_once_nobody_builds_it
     assert (left(cache), sizes["environments"] // MIB, removed) == (ALL, 3, 1)
 
 
+def test_many_small_objects_do_not_use_up_the_files_of_the_disk(cache: Path) -> None:
+    for number in range(10):
+        place = cache / "data/t" / str(number)
+        place.mkdir()
+        (place / "body").write_bytes(b"x")
+        (place / "lock").touch()
+        os.utime(place / "lock", (number, number))
+    assert Caches(cache, 100 * MIB, list, most_data=4).bound()[1] == 7
+    assert {path.name for path in (cache / "data/t").iterdir()} == {"7", "8", "9", "abc"}, "the places are gone, too"
+    assert left(cache) == ALL
+
+
+def test_a_place_of_data_that_a_killed_agent_has_half_removed_is_removed(cache: Path) -> None:
+    (cache / "data/t/abc").rename(cache / "data/t/.gone-1")
+    Caches(cache, 100 * MIB, list).bound()
+    assert list((cache / "data/t").iterdir()) == []
+
+
 def test_a_machine_without_caches_has_nothing_to_remove(tmp_path: Path) -> None:
     assert Caches(tmp_path / "missing", 0, list).bound()[1] == 0

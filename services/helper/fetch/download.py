@@ -81,8 +81,17 @@ def locked_place(assignment: Assignment, address: str, name: str, progress: Fetc
     data = Path(assignment.cache) / "data"
     data.mkdir(parents=True, exist_ok=True, mode=0o700)  # closed to learners, who get their files by other names
     place = data / assignment.plan.tenant / hashlib.sha256(address.encode()).hexdigest()
-    place.mkdir(parents=True, exist_ok=True)
-    with hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}"):
+    with contextlib.ExitStack() as stack:
+        while True:
+            place.mkdir(parents=True, exist_ok=True)
+            locking = hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}")
+            try:
+                lock = stack.enter_context(locking)
+                if os.path.samestat(os.fstat(lock), (place / "lock").stat()):
+                    break
+            except FileNotFoundError:
+                pass
+            stack.close()  # the cache has removed the place meanwhile, with this lock
         os.utime(place / "lock")  # used now: the cache removes what was not used for longest
         yield place
 

@@ -48,6 +48,8 @@ SECRET_INVALID: Final = "SecretInvalid"  # noqa: S105 - a reason
 """The secret is missing, lacks a key, or the store refuses it."""
 MOST_OBJECTS: Final = 100_000
 """Of one input. A larger set belongs into archives: each object costs a request."""
+_KEYS: Final = 16 * 2**20
+"""Characters of all keys of an input: each helper has them in memory."""
 _CHUNK: Final = 64 * 1024
 _ERROR_BYTES: Final = 64 * 1024
 _NAME_BYTES: Final = 255
@@ -228,15 +230,19 @@ def _cached(place: Path, listed: Listed | None) -> str:
 def _list(store: _Store) -> list[Listed]:
     """All objects of the input, without the empty ones that stand for folders. At least one."""
     objects: list[Listed] = []
+    size = 0
     after, tokens = "", set[str]()
     address = store.address(store.objects.key)
     while True:
         store.progress.report(f"listing {address}: {len(objects)} objects")
         page, after = _tried(store, lambda after=after: _page(store, after))  # type: ignore[misc]
         objects += [item for item in page if item.size or not item.key.endswith("/")]
-        if len(objects) > MOST_OBJECTS:
+        size += sum(len(item.key) + len(item.etag) for item in page)
+        if len(objects) > MOST_OBJECTS or size > _KEYS:
             raise FetchFailed(
-                TOO_LARGE, f"{address} has more than {MOST_OBJECTS} objects; put them into fewer, larger archives"
+                TOO_LARGE,
+                f"{address} has more than {MOST_OBJECTS} objects, or their keys are too long together; put them into"
+                " fewer, larger archives",
             )
         if not after:
             break
@@ -290,17 +296,28 @@ def _received(response: http.client.HTTPResponse, progress: FetchProgress) -> Ge
 def _names(keys: Sequence[str], base: str) -> list[str]:
     """The objects' names below their folder. Raises FetchFailed for names that are no files there."""
     names = [key.removeprefix(base) for key in keys]
-    files = set(names)
+    files, folders, size = set(names), set[str](), 0
     for name in names:
         parts = name.split("/")
-        above = ("/".join(parts[:count]) for count in range(1, len(parts)))
         if (
             {"", ".", ".."} & set(parts)
             or _CONTROL.search(name)
             or any(len(part.encode(errors="replace")) > _NAME_BYTES for part in parts)
-            or any(folder in files for folder in above)
         ):
-            raise FetchFailed(DENIED, f"the object '{storable(base + name)[:300]}' has a name that no file can have")
+            raise _no_file(base + name)
+        folder = name.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            size += len(folder)
+            if len(folders) > MOST_OBJECTS or size > _KEYS:
+                raise FetchFailed(TOO_LARGE, f"the objects below '{storable(base)[:300]}' are in too many folders")
+            folder = folder.rpartition("/")[0]
+    if both := files & folders:
+        raise _no_file(base + min(both))
     if len(files) != len(names):
         raise FetchFailed(DENIED, "two objects have the same name")
     return names
+
+
+def _no_file(key: str) -> FetchFailed:
+    return FetchFailed(DENIED, f"the object '{storable(key)[:300]}' has a name that no file can have")
