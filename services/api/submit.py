@@ -129,13 +129,13 @@ def check_devices(spec: JobSpec, devices: Sequence[str] | None) -> None:
     """
     if devices is None:
         return
+    hint = f"there are: {', '.join(sorted(devices))}" if devices else "there are none: leave it out"
     given = {"/resources/devices": spec.resources.devices}
     given |= {f"/roles/{name}/devices": role.devices or {} for name, role in spec.roles.items()}
     errors = tuple(
         FieldError(f"{pointer}/{name.replace('/', '~1')}", f"this cluster gives learners no '{name}'", hint)
         for pointer, names in given.items()
         for name in sorted({*names} - {*devices})
-        for hint in (nearest(name, list(devices)) or "there are none: leave it out",)
     )
     if errors:
         first = errors[0]

@@ -174,7 +174,7 @@ def test_rights_and_policies_are_those_of_weft_manifests_for_the_settings_of_the
 
 def test_a_setting_that_the_policies_need_too_is_set_by_its_value_only(helm: Helm) -> None:
     for service in ("lcm", "guardian"):
-        for name in ("WEFT_KUBERNETES_SCRATCH", "WEFT_KUBERNETES_GUARDIAN_LAUNCHER"):
+        for name in ("WEFT_KUBERNETES_SCRATCH", "WEFT_KUBERNETES_DEVICES", "WEFT_KUBERNETES_GUARDIAN_LAUNCHER"):
             with pytest.raises(HelmError, match=f"invalid propertyName '{name}'"):
                 helm("template", RELEASE, CHART, f"--set={service}.env.{name}=job")
 
