@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +28,15 @@ from tests.testbed.kubernetes.accounts import NAMESPACE as NAMESPACE_OF_ACCOUNTS
 from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
+from tests.testbed.kubernetes.doorway import doorway
 from tests.testbed.kubernetes.empty_registry import empty_registry
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.options import OPTIONS
-from tests.testbed.kubernetes.platform_in_pods import load_helper_image, objects_left, platform_in_pods
+from tests.testbed.kubernetes.platform_in_pods import KINDS, load_helper_image, objects_left, platform_in_pods
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
+from tests.testbed.s3 import REGION, S3
 from tests.waiting import HANG_S, eventually
 from weft import Client, InvalidSpec
 from weft._job import Job
@@ -87,9 +90,9 @@ def weft_up(
 ) -> Iterator[Platform]:
     kubeconfig = api_faults.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig")
     accounts = {f"WEFT_KUBERNETES_{name}_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up" for name in ("LCM", "GUARDIAN")}
-    images = {"WEFT_KUBERNETES_FRAMEWORK_IMAGES": json.dumps({"python-3.11": helper_image})}
+    others = {"WEFT_KUBERNETES_FRAMEWORK_IMAGES": json.dumps({"python-3.11": helper_image}), "WEFT_HTTP_ALLOW": ADDRESS}
     with platform_in_pods(
-        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings={**accounts, **images}
+        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings={**accounts, **others}
     ) as running:
         yield running
 
@@ -222,6 +225,54 @@ def claimed(name: str, folder: str) -> list[dict[str, Any]]:
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": volume},
         {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
     ]
+
+
+def test_data_of_an_s3_store_is_read_with_a_secret_that_is_nowhere_in_the_cluster(
+    client: Client, testbed_cluster: Cluster, s3: S3
+) -> None:
+    s3.bucket("pods")
+    (s3.data / "pods" / "a.txt").write_text("from s3\n")
+    secret = {"access_key": s3.credentials.access_key, "secret_key": s3.credentials.secret_key}
+    client.secrets.set("photos", secret)
+    client.secrets.set("changed", {**secret, "secret_key": "wrong-canary"})
+    with doorway(testbed_cluster.control_plane_pid, s3.port) as host:
+        place = {"url": "s3://pods", "endpoint": f"http://{host}:{s3.port}", "region": REGION}
+        job, refused = (
+            client.jobs.submit(
+                spec(
+                    "cat $DATA_DIR/d/a.txt; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done",
+                    data_stores=[{"id": "d", "type": "s3", "secret": name, **place}],
+                    inputs=[{"store": "d"}],
+                )
+            )
+            for name in ("photos", "changed")
+        )
+        eventually(lambda: lines(job) == ["from s3"])
+        assert refused.wait(HANG_S).reason == "SecretInvalid", history(refused)
+    assert "weft secret set changed" in refused.message
+    words = [*secret.values(), "wrong-canary", "X-Amz-Signature="]
+    objects = json.loads(testbed_cluster.kubectl("get", KINDS, "--all-namespaces", "--output=json"))["items"]
+    contents = [base64.b64decode(value).decode(errors="replace") for item in objects for value in values_of(item)]
+    assert not [word for word in words for content in (json.dumps(objects), *contents) if word in content]
+    (pod,) = pods(testbed_cluster, job)
+    for container in ("learner", HELPER_CONTAINER):
+        assert "/a.txt" in files_with(["from s3"], testbed_cluster, pod, container)
+        assert files_with(words, testbed_cluster, pod, container) == ""
+    end_command(testbed_cluster, pod)
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+
+
+def values_of(item: dict[str, Any]) -> list[str]:
+    """Those of a Secret, in base64."""
+    return list(item.get("data", {}).values()) if item["kind"] == "Secret" else []
+
+
+def files_with(words: Sequence[str], cluster: Cluster, pod: dict[str, Any], container: str) -> str:
+    """Names of files, environments and command lines in the container that have one of the words."""
+    places = "/weft /tmp /var/tmp /dev/shm /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
+    script = f"test -d /weft && {{ grep -rlsF -D skip -f - {places} || true; }}"
+    run = ("exec", pod["metadata"]["name"], f"--container={container}", "--stdin", "--", "sh", "-c", script)
+    return cluster.kubectl("--namespace", NAMESPACE, *run, text="\n".join(words))
 
 
 def test_halted_job_saves_its_checkpoint_and_resumes_from_it(client: Client) -> None:
