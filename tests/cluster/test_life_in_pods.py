@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -28,17 +29,31 @@ from tests.testbed.kubernetes.accounts import install
 from tests.testbed.kubernetes.claims import claimed
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
+from tests.testbed.kubernetes.doorway import doorway
 from tests.testbed.kubernetes.empty_registry import empty_registry
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
+from tests.testbed.kubernetes.jobs_in_pods import (
+    await_event,
+    containers,
+    end_command,
+    files_with,
+    helper_of,
+    history,
+    kill_and_await_gone,
+    lines,
+    pods,
+    restarts,
+    values_of,
+)
 from tests.testbed.kubernetes.options import OPTIONS
-from tests.testbed.kubernetes.platform_in_pods import load_helper_image, objects_left, platform_in_pods
+from tests.testbed.kubernetes.platform_in_pods import KINDS, load_helper_image, objects_left, platform_in_pods
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
+from tests.testbed.s3 import REGION, S3
 from tests.waiting import HANG_S, eventually
 from weft import Client, InvalidSpec, NotFound
 from weft._job import Job
-from weft._records import HistoryEvent
 
 NAMESPACE: Final = "life-default"
 SMALL: Final = {"cpus": 0.25, "memory": "64MiB"}
@@ -95,10 +110,13 @@ def weft_up(
 ) -> Iterator[Platform]:
     kubeconfig = api_faults.kubeconfig(tmp_path_factory.mktemp("api") / "kubeconfig")
     accounts = {f"WEFT_KUBERNETES_{name}_ACCOUNT": f"{NAMESPACE_OF_ACCOUNTS}/life-up" for name in ("LCM", "GUARDIAN")}
-    images = {"WEFT_KUBERNETES_FRAMEWORK_IMAGES": json.dumps({"python-3.11": helper_image})}
-    images |= {"WEFT_KUBERNETES_DEVICES": json.dumps([ADAPTER])}
+    others = {
+        "WEFT_KUBERNETES_FRAMEWORK_IMAGES": json.dumps({"python-3.11": helper_image}),
+        "WEFT_KUBERNETES_DEVICES": json.dumps([ADAPTER]),
+        "WEFT_HTTP_ALLOW": ADDRESS,
+    }
     with platform_in_pods(
-        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings={**accounts, **images}
+        testbed_cluster, helper_image, name="life", kubeconfig=kubeconfig, settings={**accounts, **others}
     ) as running:
         yield running
 
@@ -149,21 +167,8 @@ def client(weft_up: Platform, testbed_cluster: Cluster) -> Generator[Client]:
         eventually(lambda: objects_left(testbed_cluster) == [])
 
 
-def pods(cluster: Cluster, job: Job) -> list[dict[str, Any]]:
-    selector = f"--selector=weft.dev/job={job.id}"
-    items: list[dict[str, Any]] = json.loads(
-        cluster.kubectl("get", "pods", "--all-namespaces", selector, "--output=json")
-    )["items"]
-    return items
-
-
 def spec(command: str, **fields: Any) -> dict[str, Any]:
     return {"name": "pods", "command": command, "resources": SMALL, "grace": "5s", **fields}
-
-
-def lines(job: Job) -> list[str]:
-    """Of stdout: a shell tells on stderr which of its children was ended."""
-    return sorted(line.text for line in job.logs() if line.stream == "stdout")
 
 
 def test_two_learners_train_on_two_nodes_and_logs_metrics_and_results_arrive(
@@ -273,6 +278,41 @@ def test_learner_has_a_device_that_the_next_job_waits_for(client: Client, testbe
         client.jobs.submit(spec("true", resources={**SMALL, "devices": {"example.org/fpga": 1}}))
 
 
+def test_data_of_an_s3_store_is_read_with_a_secret_that_is_nowhere_in_the_cluster(
+    client: Client, testbed_cluster: Cluster, s3: S3
+) -> None:
+    s3.bucket("pods")
+    (s3.data / "pods" / "a.txt").write_text("from s3\n")
+    secret = {"access_key": s3.credentials.access_key, "secret_key": s3.credentials.secret_key}
+    client.secrets.set("photos", secret)
+    client.secrets.set("changed", {**secret, "secret_key": "wrong-canary"})
+    with doorway(testbed_cluster.control_plane_pid, s3.port) as host:
+        place = {"url": "s3://pods", "endpoint": f"http://{host}:{s3.port}", "region": REGION}
+        job, refused = (
+            client.jobs.submit(
+                spec(
+                    "cat $DATA_DIR/d/a.txt; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done",
+                    data_stores=[{"id": "d", "type": "s3", "secret": name, **place}],
+                    inputs=[{"store": "d"}],
+                )
+            )
+            for name in ("photos", "changed")
+        )
+        eventually(lambda: lines(job) == ["from s3"])
+        assert refused.wait(HANG_S).reason == "SecretInvalid", history(refused)
+    assert "weft secret set changed" in refused.message
+    words = [*secret.values(), "wrong-canary", "X-Amz-Signature="]
+    objects = json.loads(testbed_cluster.kubectl("get", KINDS, "--all-namespaces", "--output=json"))["items"]
+    contents = [base64.b64decode(value).decode(errors="replace") for item in objects for value in values_of(item)]
+    assert not [word for word in words for content in (json.dumps(objects), *contents) if word in content]
+    (pod,) = pods(testbed_cluster, job)
+    for container in ("learner", HELPER_CONTAINER):
+        assert "/a.txt" in files_with(["from s3"], testbed_cluster, pod, container)
+        assert files_with(words, testbed_cluster, pod, container) == ""
+    end_command(testbed_cluster, pod)
+    assert job.wait(HANG_S).status == "COMPLETED", job.message
+
+
 def test_halted_job_saves_its_checkpoint_and_resumes_from_it(client: Client) -> None:
     command = """
       n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0)
@@ -306,16 +346,6 @@ def test_killed_job_is_gone_from_the_cluster_although_its_helpers_do_not_reach_t
     with testbed_cluster.closed_port(metrics_port(testbed_cluster, job)):
         took_s = kill_and_await_gone(testbed_cluster, job)
     announce(f"killed -> no pod left: {took_s:.1f} s, with the metrics service away")
-
-
-def kill_and_await_gone(cluster: Cluster, job: Job) -> float:
-    """Kills the job. Returns the seconds until none of its pods is left."""
-    began = time.monotonic()
-    job.kill()
-    eventually(lambda: not pods(cluster, job))
-    took_s = time.monotonic() - began
-    assert job.wait(HANG_S).status == "KILLED", history(job)
-    return took_s
 
 
 def metrics_port(cluster: Cluster, job: Job) -> int:
@@ -381,20 +411,6 @@ def test_gang_of_which_one_learner_has_no_image_is_undone_whole_and_queued_again
         lacks.name_image(helper_image, image)
         assert job.wait(HANG_S).status == "COMPLETED", history(job)
         assert lines(job) == ["ran"] * 4
-
-
-def await_event(cluster: Cluster, job: Job, condition: Callable[[HistoryEvent], bool]) -> HistoryEvent:
-    """Waits for an event of the job's history."""
-    try:
-        return eventually(lambda: [event for event in job.history() if condition(event)])[0]
-    except AssertionError:
-        states = [(pod["metadata"]["name"], pod["spec"].get("nodeName"), pod["status"]) for pod in pods(cluster, job)]
-        raise AssertionError(f"{history(job)}; pods: {states}") from None
-
-
-def history(job: Job) -> list[str]:
-    """For the message of a failure."""
-    return [f"{event.attempt} {event.to} {event.reason} {event.message}" for event in job.history()]
 
 
 def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Client) -> None:
@@ -554,38 +570,3 @@ def attack_code(folder: Path, known: dict[str, Any]) -> Path:
         (code / name).parent.mkdir(parents=True, exist_ok=True)
         (code / name).write_bytes(content)
     return code
-
-
-def containers(pod: dict[str, Any]) -> list[str]:
-    """Their ids: another one was started anew."""
-    status = pod["status"]
-    return [entry["containerID"] for entry in (*status["initContainerStatuses"], *status["containerStatuses"])]
-
-
-def end_command(cluster: Cluster, pod: dict[str, Any]) -> None:
-    """For a command that waits for this file in JOB_STATE_DIR."""
-    name = pod["metadata"]["name"]
-    cluster.kubectl("--namespace", NAMESPACE, "exec", name, "--container=learner", "--", "touch", "/weft/job/end")
-
-
-def restarts(cluster: Cluster, job: Job) -> int:
-    """How often its only learner's helper was started anew."""
-    (pod,) = pods(cluster, job)
-    (helper,) = (entry for entry in pod["status"]["initContainerStatuses"] if entry["name"] == HELPER_CONTAINER)
-    return int(helper["restartCount"])
-
-
-def helper_of(cluster: Cluster, job: Job) -> int:
-    """The process of its only learner's helper, on this machine; 0 if there is none at the moment."""
-    uids = [pod["metadata"]["uid"] for pod in pods(cluster, job)]
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-            mounts = (folder / "mountinfo").read_text()
-        except OSError:
-            continue
-        if b"services.helper" in command and any(uid in mounts for uid in uids):
-            return int(folder.name)
-    return 0
