@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.testbed.browser import Visit, sign_in, visit
 from tests.testbed.platform import Platform
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, eventually
 from weft import Client, Job
 
 Open = Callable[..., Visit]
@@ -105,3 +105,24 @@ def test_a_file_far_down_the_list_is_shown_where_one_looks_and_by_its_address(op
     expect(page.locator(".preview pre")).to_have_text("99\n")
     page.goto(re.sub(r"sample-99$", "sample-601", page.url))
     expect(page.locator(".note")).to_contain_text("There is no file")
+
+
+COUNT_DRAWINGS = """
+const clear = CanvasRenderingContext2D.prototype.clearRect;
+CanvasRenderingContext2D.prototype.clearRect = function (...box) {
+  window.__drawings = (window.__drawings ?? 0) + 1;
+  return clear.apply(this, box);
+};"""
+
+
+def test_a_chart_is_drawn_once_when_its_page_opens(open_visit: Open, finished: dict[str, str]) -> None:
+    """Each was drawn twice before the curve was seen: again for its data, and for a size that it had already."""
+    visited = open_visit()
+    visited.context.add_init_script(COUNT_DRAWINGS)
+    page = visited.open(f"/ui/jobs/{finished['seed-1']}")
+    expect(page.locator(".chart .legend-value")).to_have_text("0.05")
+    expect(page.locator(".connection.live")).to_be_visible()
+    page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    assert page.evaluate("window.__drawings") == 1
+    page.get_by_label("Log scale").check()
+    eventually(lambda: page.evaluate("window.__drawings") == 2)

@@ -100,6 +100,8 @@ function Plot({ title, lines, xKind, log, zoom, onZoom, sync, height = HEIGHT_PX
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const zoomed = useRef(onZoom);
+  /** What the plot shows now: a second drawing of the same costs as much as the first one. */
+  const drawn = useRef<{ data: uPlot.AlignedData; zoom: readonly [number, number] | null } | null>(null);
   const marks = useRef<number[]>([]);
   const paint = useStore(colours);
   useEffect(() => {
@@ -129,7 +131,11 @@ function Plot({ title, lines, xKind, log, zoom, onZoom, sync, height = HEIGHT_PX
       target,
     );
     plot.current = made;
-    const observer = new ResizeObserver(() => made.setSize({ width: target.clientWidth, height }));
+    drawn.current = { data, zoom: null };
+    const observer = new ResizeObserver(() => {
+      // The observer reports the size that the plot was made with, too.
+      if (made.width !== target.clientWidth) made.setSize({ width: target.clientWidth, height });
+    });
     observer.observe(target);
     return () => {
       observer.disconnect();
@@ -141,7 +147,8 @@ function Plot({ title, lines, xKind, log, zoom, onZoom, sync, height = HEIGHT_PX
 
   useEffect(() => {
     const made = plot.current;
-    if (!made) return;
+    if (!made || (drawn.current?.data === data && drawn.current.zoom === zoom)) return;
+    drawn.current = { data, zoom };
     made.setData(data, zoom === null);
     if (zoom) made.setScale("x", { min: zoom[0], max: zoom[1] });
   }, [data, zoom, shape, xKind, log, paint]);
@@ -179,7 +186,7 @@ function optionsOf({ lines, xKind, log, sync, width, height, colour, marks, onZo
     },
     scales: { x: { time: xKind === "time" }, y: log ? { distr: 3 } : { range: padded } },
     axes: [
-      { ...axis, size: 26, space: 70, ...(xKind === "step" ? { incrs: STEPS } : {}), ...(xKind === "elapsed" ? { values: (_: uPlot, ticks: number[]) => ticks.map((tick) => duration(tick * 1000)) } : {}) },
+      { ...axis, size: 26, space: 70, ...(xKind === "step" ? { incrs: STEPS } : {}), ...(xKind === "elapsed" ? { values: (_: uPlot, ticks: number[]) => ticks.map((tick) => duration(tick * 1000)) } : xKind === "step" ? { values: (_: uPlot, ticks: number[]) => ticks.map(number) } : {}) },
       { ...axis, size: 54, space: 32, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
     ],
     bands,
@@ -277,13 +284,20 @@ function tipOf(made: uPlot, lines: readonly Line[], xKind: XKind): HTMLElement {
   return tip;
 }
 
-/** A colour of the style sheet as the canvas understands it. */
+/** Colours of the style sheet as the canvas understands them, by name; until the theme changes. To read one, the browser
+ * computes the styles of the page anew. */
+const known = new Map<string, string>();
+colours.subscribe(() => known.clear());
+
 function cssColour(near: HTMLElement, name: string): string {
+  const before = known.get(name);
+  if (before !== undefined) return before;
   const probe = document.createElement("span");
   probe.style.color = `var(${name})`;
   near.append(probe);
   const value = getComputedStyle(probe).color;
   probe.remove();
+  known.set(name, value);
   return value;
 }
 

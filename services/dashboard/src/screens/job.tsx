@@ -60,9 +60,12 @@ function JobPage({ id }: { id: string }) {
     patch({ tab: name === "curves" ? undefined : name }, false);
   };
   const tabs = useRef<HTMLDivElement>(null);
+  const moved = useRef(false);
   const shown = job !== undefined;
   useEffect(() => {
-    // On a phone the last tabs are beyond the edge.
+    // On a phone the last tabs are beyond the edge. The first one is in view until then, and to look costs a layout of the page.
+    if (tab === TABS[0][0] && !moved.current) return;
+    moved.current = true;
     tabs.current?.querySelector("[data-state=active]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   }, [tab, shown]);
   useShortcuts(Object.fromEntries(TABS.map(([name], index) => [String(index + 1), () => goTo(name)])));
