@@ -101,7 +101,8 @@ class Loopback:
 class _Connection(HTTPConnection):
     def connect(self) -> None:
         """As the base class; the host's name is given as bytes, since Python loads its tables of Unicode for text."""
-        self.sock = socket.create_connection((self.host.encode(), self.port), self.timeout)
+        host: Any = self.host.encode()  # the stubs of create_connection know text only
+        self.sock = socket.create_connection((host, self.port), self.timeout)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
