@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import select
+import socket
 from collections import deque
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException
@@ -87,7 +88,7 @@ class Loopback:
             if _is_open(kept):
                 return kept
             kept.close()
-        connection = HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        connection = _Connection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
         try:
             connection.connect()
         except OSError as failed:
@@ -95,6 +96,14 @@ class Loopback:
             raise never_sent(self._url, self._host, failed) from failed
         connection.sock.settimeout(ANSWER_TIMEOUT_S)
         return connection
+
+
+class _Connection(HTTPConnection):
+    def connect(self) -> None:
+        """As the base class; the host's name is given as bytes, since Python loads its tables of Unicode for text."""
+        host: Any = self.host.encode()  # the stubs of create_connection know text only
+        self.sock = socket.create_connection((host, self.port), self.timeout)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _is_open(connection: HTTPConnection) -> bool:

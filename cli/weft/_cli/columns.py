@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -50,6 +48,8 @@ def cell_width(text: str) -> int:
     """Columns that a terminal uses for the text: wide characters take two, combining ones none."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
         for character in text
@@ -94,6 +94,8 @@ def join(cells: Iterable[str]) -> str:
 
 
 def _fold(text: str, width: int) -> list[str]:
+    import textwrap
+
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 

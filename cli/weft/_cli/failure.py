@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Mapping
 
 import click
@@ -20,6 +19,8 @@ _KEY = "`weft login URL` signs in with another key; `weft up` writes this machin
 def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:
     """Print a failure; its exit code. ``form``: with json and yaml, programs read stderr as well."""
     if debug and not isinstance(failure, click.exceptions.Exit):
+        import traceback
+
         click.echo("".join(traceback.format_exception(failure)), err=True)
     match failure:
         case click.exceptions.Exit():

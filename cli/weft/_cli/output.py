@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from weft._cli.call import Call
 from weft._cli.text import UNSAFE, one_line, plain, wrapped
 
 _ENDLESS: Final = 10_000
+_UNKNOWN: Final = 80
+"""Columns of a terminal that does not say how many it has."""
 STATUS_STYLES: Final = {
     "COMPLETED": "green",
     "FAILED": "red",
@@ -55,7 +56,12 @@ def width() -> int:
     """Columns that stdout has."""
     if os.environ.get("COLUMNS", "").isdigit():
         return max(20, int(os.environ["COLUMNS"]))
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
+    if not sys.stdout.isatty():
+        return _ENDLESS
+    try:  # not shutil, which loads libraries of archives
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _UNKNOWN
+    except (OSError, ValueError):
+        return _UNKNOWN
 
 
 def colored() -> bool:

@@ -8,7 +8,6 @@ import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.completion import complete_jobs, complete_metric, complete_status
-from weft._cli.groups import tag_of
 
 if TYPE_CHECKING:
     from weft._cli.answers import Answers
@@ -95,9 +94,7 @@ def list_command(
     if sort and sort not in SORT_KEYS and sort not in metrics:
         metrics = (*metrics, sort)
 
-    if tag and group:
-        raise click.UsageError("give --tag or --group, not both: a group is a tag")
-    tag = tag_of(group) if group else tag
+    tag = _tag(tag, group)
     wanted = [part.strip().upper() for value in status for part in value.split(",") if part.strip()]
     most = None if everything else limit or (None if call.output == "name" else DEFAULT_LIMIT)
     jobs = call.client.jobs.list(
@@ -135,6 +132,17 @@ def list_command(
         note("no job matches; `weft list` without options shows all")
     elif call.for_people and not documents:
         note("no jobs yet; `weft init` writes one to start from, `weft train` submits it")
+
+
+def _tag(tag: str | None, group: str | None) -> str | None:
+    """The tag that --tag or --group means."""
+    if not group:
+        return tag
+    from weft._cli.groups import tag_of
+
+    if tag:
+        raise click.UsageError("give --tag or --group, not both: a group is a tag")
+    return tag_of(group)
 
 
 @command("show")
