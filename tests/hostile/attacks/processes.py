@@ -126,7 +126,7 @@ def work_is_scheduled() -> None:
 def platform_files_are_forged() -> None:
     """Writes exit records, shim files, tokens and marks of a stored result, where they belong and beside it."""
     inside = folder("JOB_STATE_DIR")
-    names = (
+    names: tuple[str, ...] = (
         "exit.json",
         "start.json",
         "stored",
