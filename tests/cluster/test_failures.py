@@ -128,7 +128,7 @@ async def evicted_by_api(scene: Scene, gang: AttemptPlan) -> None:
 
 async def deleted_by_somebody(scene: Scene, gang: AttemptPlan) -> None:
     pod = names.pod_name(gang, gang.learners[0])
-    await asyncio.to_thread(scene.kubectl, "delete", "pod", pod, "--wait=false")
+    await asyncio.to_thread(scene.kubectl, "delete", "pod", pod, "--grace-period=10", "--wait=false")
 
 
 async def deleted_by_force(scene: Scene, gang: AttemptPlan) -> None:
