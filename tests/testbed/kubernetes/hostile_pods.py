@@ -168,8 +168,14 @@ _CONTAINER: Final[Mapping[str, tuple[object, ...]]] = {
 
 _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
     "resources": tuple(
-        {"limits": {"cpu": "1", "memory": "1Gi", name: "1"}, "requests": {"cpu": "1", "memory": "1Gi", name: "1"}}
-        for name in ("example.org/disk", "rdma/hca_exclusive", "rdma/h", "smarter-devices/fuse", "hugepages-2Mi")
+        {kind: {"cpu": "1", "memory": "1Gi", name: amount} for kind in ("limits", "requests")}
+        for name, amount in (
+            ("example.org/disk", "1"),
+            ("rdma/hca_exclusive", "1"),
+            ("rdma/h", "1"),
+            ("smarter-devices/fuse", "1"),
+            ("hugepages-2Mi", "2Mi"),
+        )
     ),
     "command": (["/bin/sh", "-c", "true"], ["/weft/job/code/entry.sh"], None),
     "image": ("docker.io/library/busybox:1", "testbed.invalid.example/busybox:1", "registry.example/teammate:1"),
