@@ -49,6 +49,32 @@ def test_two_learners_train_on_the_installed_platform(installed: Installation) -
     assert "2 learners trained" in output
 
 
+_READ_S3 = """
+import configparser, weft
+file = configparser.ConfigParser()
+file.read("/var/lib/weft/home/s3-credentials")
+keys = {name: file["default"]["aws_" + key] for name, key in
+        {"access_key": "access_key_id", "secret_key": "secret_access_key"}.items()}
+store = {"id": "d", "type": "s3", "url": "s3://photos", "endpoint": "http://weft-s3.weft-system.svc.cluster.local:7070",
+         "secret": "photos"}
+spec = {"name": "s3", "command": "cat $DATA_DIR/d/a.txt; env", "resources": {"cpus": 0.25, "memory": "64MiB"},
+        "data_stores": [store], "inputs": [{"store": "d"}]}
+with weft.Client("http://127.0.0.1:8080", open("/etc/weft/keys/admin-key").read().strip()) as client:
+    client.secrets.set("photos", keys)
+    job = client.jobs.submit(spec).wait(300)
+    lines = [line.text for line in job.logs()]
+    print(job.status, job.message, lines[:1], any(key in line for line in lines for key in keys.values()))
+"""
+"""Runs in the api's pod."""
+
+
+def test_data_of_an_s3_store_is_read_with_a_secret_of_the_tenant(installed: Installation) -> None:
+    make = "mkdir -p /data/objects/photos && echo from s3 > /data/objects/photos/a.txt"
+    installed.kubectl("exec", f"{RELEASE}-s3-0", "--container=s3", "--", "sh", "-c", make)
+    output = installed.kubectl("exec", f"deployment/{RELEASE}-api", "--container=api", "--", "python", "-c", _READ_S3)
+    assert output == "COMPLETED  ['from s3'] False\n"
+
+
 def test_no_secret_is_in_a_variable_or_a_command_of_a_container(installed: Installation) -> None:
     selector = f"--selector=app.kubernetes.io/instance={RELEASE}"
     made = json.loads(installed.kubectl("get", "secrets", selector, "--output=json"))["items"]
