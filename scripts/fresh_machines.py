@@ -66,8 +66,8 @@ HEAD: Final = """\
 
 Made by `scripts/fresh_machines.py` on {day}, at commit {commit}. Each machine is a minimal Debian of mmdebstrap
 (`make`, `python3`, `python3-venv`, `ca-certificates` added), with an ordinary user, spaces in the paths, and umask 077.
-The authority that signs for the package index is known to the system only. No Debian release has Python 3.12, and no
-package registry an interpreter of it: `--interpreter DIR` tries one that this machine has.
+The authority that signs for the package index is known to the system only. Python 3.12 is in none of these releases:
+`--interpreter DIR` tries one that this machine has.
 
 """
 UP_AND_DOWN: Final = (
@@ -237,12 +237,19 @@ def outcome(step: Step, code: int) -> str:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The table of the results, in Markdown."""
+    """The table of the results, in Markdown; a step without a result says so."""
     steps = {step.name: step for step in STEPS}
+    had = {(result.machine, result.step) for result in results}
     rows = [
         f"| {result.machine} | {result.python} | {steps[result.step].what} "
         f"| {outcome(steps[result.step], result.code)} | {result.seconds} |"
         for result in results
+    ]
+    rows += [
+        f"| {machine} | | {step.what} | no result yet | |"
+        for suite, machine in SUITES.items()
+        for step in steps_of(suite)
+        if (machine, step.name) not in had
     ]
     return "\n".join(["| machine | Python | what was run | result | seconds |", "|---|---|---|---|---|", *rows]) + "\n"
 
