@@ -38,6 +38,7 @@ SAVES: Final = """
   while :; do sleep 0.1; done
 """
 """Saves a checkpoint when it is ended, in more time than peers of a failed learner get, and completes with it."""
+TRAINS: Final = "echo up; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done"
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,10 @@ def delete(kubectl: Kubectl, pod: str) -> None:
     kubectl("delete", "pod", pod, "--wait=false")
 
 
+def delete_by_force(kubectl: Kubectl, pod: str) -> None:
+    kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
+
+
 def pods(kubectl: Kubectl, job: Job) -> dict[str, str]:
     """Name -> uid, of the pods of a job, in the order of their names."""
     listed = json.loads(kubectl("get", "pods", f"--selector={names.JOB}={job.id}", "--output=json"))["items"]
@@ -88,6 +93,12 @@ def pods(kubectl: Kubectl, job: Job) -> dict[str, str]:
 
 def _name(pod: Object) -> str:
     return str(pod["metadata"]["name"])
+
+
+def end_commands(kubectl: Kubectl, job: Job) -> None:
+    """Of ``TRAINS``."""
+    for pod in pods(kubectl, job):
+        kubectl("exec", pod, "--container=learner", "--", "touch", "/weft/job/end")
 
 
 def spec(command: str, **fields: Any) -> dict[str, Any]:
@@ -129,3 +140,15 @@ def test_learner_whose_pod_is_ended_saves_its_checkpoint_and_goes_on_from_it_wit
         assert lines(job) == ["from 0", "from 1"], history(job)
         assert (job.attempt, again(job)) == (2, [reason]), history(job)
     promise.kept(len(jobs), f"jobs whose pod was ended ({reason}): another attempt goes on from the checkpoint")
+
+
+@pytest.mark.parametrize("loss", [evict, delete, delete_by_force], ids=["evicted", "deleted", "by force"])
+def test_gang_of_which_one_pod_is_ended_is_tried_again_whole(client: Client, kubectl: Kubectl, loss: Loss) -> None:
+    job = client.jobs.submit(spec(TRAINS, learners=2, retries={"max": 0}))
+    eventually(lambda: lines(job) == ["up", "up"])
+    _, second = pods(kubectl, job)
+    loss(kubectl, second)
+    eventually(lambda: lines(job) == ["up"] * 4)
+    end_commands(kubectl, job)
+    assert job.wait(HANG_S).status == "COMPLETED", history(job)
+    assert job.attempt == 2, history(job)
