@@ -32,6 +32,7 @@ _TEST_BED_ONLY = (
     "test_guardian_jobs.py",
     "test_crash_points.py",
     "test_life_in_pods.py",
+    "test_lost_pods.py",
     "test_overload.py",
     "test_walls.py",
 )
