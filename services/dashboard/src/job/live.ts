@@ -2,12 +2,14 @@
 import { type InfiniteData, type QueryClient, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useMemo, useRef, useState } from "react";
 import { useLive } from "../api/live.ts";
+import { isTemporary } from "../api/problem.ts";
 import { explainQuery, historyQuery, jobQuery, progressQuery, seriesQuery } from "../api/queries.ts";
 import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "../api/types.ts";
 import { type Curve, curveOf, withPoints } from "../charts/series.ts";
 
 const PROGRESS_MS = 3000;
 const PLACE_MS = 3000;
+const CURVES_MS = 2000;
 const DRAWN_EVERY_MS = 250;
 /** More points that wait to be drawn, as on a hidden page, are dropped, and the curves are read again instead. */
 const MOST_WAITING = 10_000;
@@ -33,7 +35,12 @@ interface Grown {
 export function useLiveJob(id: string, log: { after: number; onLines: LineListener } | null): LiveJob {
   const queries = useQueryClient();
   // The curves first: they take longest. A job that a list has shown is drawn from there at once, meanwhile.
-  const series = useQuery({ ...seriesQuery(id, {}), staleTime: Number.POSITIVE_INFINITY });
+  const series = useQuery({
+    ...seriesQuery(id, {}),
+    staleTime: Number.POSITIVE_INFINITY,
+    // Nothing else reads them again once the platform answers.
+    refetchInterval: ({ state }) => (state.status === "error" && isTemporary(state.error) ? CURVES_MS : false),
+  });
   const job = useQuery({ ...jobQuery(id), placeholderData: () => listed(queries, id) });
   const history = useQuery(historyQuery(id));
   const live = job.data !== undefined && isLive(job.data.status);
