@@ -36,7 +36,8 @@ from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_c
 from services.local.pods import image, settings_of_cluster
 from services.local.running import count_jobs, not_ready, status, supervisor_of
 
-UP_TIMEOUT_S: Final = 60.0
+UP_TIMEOUT_S: Final = 180.0
+"""Longest wait for a start. Services that fail end it at once: only a machine that is busy with other work needs it."""
 START_FAILURES_MOST: Final = 4
 """`weft up` gives up when a service has ended this often before it was ready for the first time."""
 _POLL_S: Final = 0.03
