@@ -73,7 +73,7 @@ class Ending:
         self._outage_most_ms = round(settings.outage_backoff_s * 1000)
         self._stopped: tuple[str, int] | None = None
         """(cause, grace in ms) of the last stop."""
-        self._peers_save: bool | None = None
+        self._siblings_have_grace: bool | None = None
         """Whether the cluster was ending a learner, with its grace, when the first stop was decided. None: before."""
         self._stopping_since_s: float | None = None
         """On the boot-time clock: a wall clock that jumps must not cost results."""
@@ -161,9 +161,9 @@ class Ending:
             return "halt", limits.grace
         if verdict.reason == "DeadlineExceeded":
             return "deadline", limits.grace
-        if self._peers_save is None:
-            self._peers_save = any(process.is_ending for process in observed.learners)
-        most_ms = limits.grace if self._peers_save else round(self._settings.peer_grace_s * 1000)
+        if self._siblings_have_grace is None:
+            self._siblings_have_grace = any(process.is_ending for process in observed.learners)
+        most_ms = limits.grace if self._siblings_have_grace else round(self._settings.peer_grace_s * 1000)
         return "peer", min(limits.grace, most_ms)
 
     async def _to_storing(self, job: Job, learners: Mapping[str, LearnerStatus]) -> Job:

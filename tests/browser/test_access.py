@@ -14,8 +14,8 @@ expect.set_options(timeout=HANG_S * 1000)
 
 
 def new_key(weft_up: Platform, name: str) -> str:
-    asked = {"user": "ada", "tenant": "access", "name": name}
-    made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=asked).raise_for_status()
+    fields = {"user": "ada", "tenant": "access", "name": name}
+    made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=fields).raise_for_status()
     return str(made.json()["key"])
 
 

@@ -48,8 +48,14 @@ def weft(api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
 
 async def test_list_has_progress_and_a_chosen_metric_and_sorts_by_it(
-    api: Api, learner: Learner, metrics: MetricsProcess, etcd: Etcd, weft: Terminal
+    api: Api,
+    learner: Learner,
+    metrics: MetricsProcess,
+    etcd: Etcd,
+    weft: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # at 80 some columns are left out
     await learner.write_points(0.9, 0.2, 0.5)
     await learner.helper.call("Beat", pb.BeatRequest(progress=0.42, eta_ms=81_000))
     waiting = (await api.submit())["id"]

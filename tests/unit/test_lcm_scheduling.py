@@ -147,7 +147,7 @@ def test_a_job_that_waits_for_a_device_says_which_one_is_short() -> None:
     assert first.placement is not None
     assert second.pending_reason == "WaitingForCapacity"
     assert second.message.startswith(
-        "its learner needs 1 CPUs (6 free), 1 GB of memory (30 GB free), 1 rdma/hca (0 free)"
+        "its learner needs 1 CPU (6 free), 1 GB of memory (30 GB free), 1 rdma/hca (0 free)"
     )
 
 
