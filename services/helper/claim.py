@@ -4,7 +4,7 @@
 
 Each attempt has a folder of its own, so what an earlier one still writes spoils nothing of a later one, and learners of
 a gang do not meet. A file is whole or absent: it is written beside the learner's folder, and renamed. Links on the
-claim are not followed: whoever else writes there cannot lead results to another place of the pod.
+claim are not followed: another writer of the claim cannot redirect results to another place of the pod.
 """
 
 from __future__ import annotations

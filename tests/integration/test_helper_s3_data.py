@@ -303,7 +303,7 @@ async def test_list_whose_connection_breaks_is_read_again(site: Site, fetch: Fet
 
 @pytest.mark.parametrize("site_name", ["127.0.0.1", "LOCALHOST"])
 async def test_request_names_the_host_that_was_signed(site: Site, fetch: Fetching, site_name: str) -> None:
-    """Or the store refuses the signature, and the job's owner is told to correct a right secret."""
+    """Otherwise the store refuses the signature, and the message blames a correct secret."""
     place = f"{site_name}:{site.server_port}"
     site.objects = {"a": b"one"}
     fetch.sign(f"http://{place}")

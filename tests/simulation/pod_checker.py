@@ -81,7 +81,7 @@ class PodChecker(Checker):
         self._check_teardown(learner.job, attempt, [learner.name], [] if kept else [learner.name])
 
     def _may_start_late(self, learner: Any) -> bool:
-        """Also if its helper was told to start it just before the verdict: the stop is on its way."""
+        """Also if its helper received the start just before the verdict: the stop is on its way."""
         decided = self._verdicts.get((learner.job, learner.attempt), -math.inf)
         return super()._may_start_late(learner) or self._clock() < decided + _RELAY_S
 

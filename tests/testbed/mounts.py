@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.waiting import HANG_S
+from tests.waiting import eventually
 
 
 @contextmanager
@@ -24,13 +23,9 @@ def small_disk(at: Path, options: str) -> Generator[None]:
 
 @contextmanager
 def mounted(arguments: Sequence[str], at: Path) -> Generator[None]:
-    """``arguments``: of mount(8). It is unmounted once no process uses it. Raises RuntimeError if one still does."""
+    """``arguments``: of mount(8). It is unmounted once no process uses it. Raises AssertionError if one still does."""
     subprocess.run(["mount", *arguments, str(at)], check=True)
     try:
         yield
     finally:
-        deadline = time.monotonic() + HANG_S
-        while subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{at} is still in use")
-            time.sleep(0.1)
+        eventually(lambda: subprocess.run(["umount", str(at)], check=False, capture_output=True).returncode == 0)

@@ -36,7 +36,7 @@ _CHUNK: Final = 2**20
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 ReportBytes = Callable[[int, int | None], None]
-"""Is told the bytes that have come, and all bytes of the file (None: unknown). May raise FetchCancelled."""
+"""Called with the bytes received, and the size of the file (None: unknown). May raise FetchCancelled."""
 
 
 class TemporaryFailure(Exception):
@@ -106,8 +106,9 @@ def refresh(
 ) -> str:
     """Brings ``place/body`` up to date. Returns its digest.
 
-    An unavailable server leaves a cached file in use. A full disk keeps no part. Raises FetchFailed, FetchCancelled.
-    ``max_bytes``: of the file; ``keep_free``: bytes of the disk that are left free; ``report``: is told how far it is.
+    Uses the cached file while the server is unavailable. Removes a partial file when the disk is full.
+    Raises FetchFailed, FetchCancelled.
+    ``max_bytes``: of the file; ``keep_free``: bytes of the disk that are left free; ``report``: called as bytes arrive.
     """
     for attempt in range(1, TRIES + 1):
         try:
