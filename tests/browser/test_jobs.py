@@ -38,9 +38,6 @@ JSON.parse = (...parameters) => {
   return value;
 };"""
 """The page is taken for hidden until ``__visible`` is true. It counts the points that the live stream has brought."""
-NOTICE_LOSS = """() => new MutationObserver(() => {
-  if (document.querySelector(".connection.lost")) window.__lost = true;
-}).observe(document.body, {subtree: true, childList: true, attributes: true})"""
 
 
 def status(page: Page, name: str) -> None:
@@ -479,14 +476,22 @@ def test_a_page_goes_on_by_itself_after_the_api_was_killed(
     folder = state_folder(job)
     status(page, "processing")
     expect(page.locator(".connection.live")).to_be_visible()
-    page.evaluate(NOTICE_LOSS)  # the api may be back before the next look at the page
     killed = api_restarts()
-    eventually(lambda: page.evaluate("window.__lost"))
     eventually(lambda: weft_up.again("api", killed))
     for step in (1, 2, 3):
         (folder / f"go-{step}").touch()
     status(page, "completed")
     expect(page.locator(".log-text").last).to_contain_text('"step": 3')
+    expect(page.locator(".connection.live")).to_be_visible()
+
+
+def test_a_page_says_that_its_connection_is_lost_until_it_is_back(open_visit: Open, submit: Submit) -> None:
+    away = True
+    visited = open_visit()
+    visited.page.route("**/v1/stream?**", lambda route: route.abort() if away else route.continue_())
+    page = visited.open(f"/ui/jobs/{submit(UNTIL_END).id}")
+    expect(page.locator(".connection.lost")).to_be_visible()
+    away = False
     expect(page.locator(".connection.live")).to_be_visible()
 
 
