@@ -100,8 +100,8 @@ def measure(runs: int, lives: int, root: Path) -> list[Row]:
         *rows,
         Row("weft up, the first", ups[:1], promised="<= 4000"),
         Row("weft up", ups[1:], promised="<= 4000"),
-        Row("weft down", downs),
-        Row("weft down, nothing runs", idle_downs, promised="<= 1000"),
+        Row("weft down, no job runs", downs, promised="<= 1000"),
+        Row("weft down, the platform is down", idle_downs),
         Row(f"{LOOP} x weft submit, jobs that last", lasting_submits, promised="<= 10000"),
         Row(f"{LOOP} x weft submit, jobs that end", short_submits),
     ]

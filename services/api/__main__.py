@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import prometheus_client
 
@@ -13,7 +12,7 @@ from services.api.rest.server import rest_server
 from services.api.settings import ApiSettings
 from services.api.wiring import open_services
 from services.core.bootstrap import wiring
-from services.core.bootstrap.service import Service, run
+from services.core.bootstrap.service import Service, end_process, run
 from services.core.runtime.held_sockets import hand_over, take_inherited
 from services.core.runtime.home import SOCKETS
 
@@ -49,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

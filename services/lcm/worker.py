@@ -31,6 +31,7 @@ from services.core.bootstrap import wiring
 from services.core.bootstrap.service import (
     Service,
     configure_logging,
+    end_process,
     operations_server,
     watch_failpoints,
 )
@@ -162,4 +163,4 @@ def _format_celery_logs(root: logging.Logger) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -19,7 +19,7 @@ from typing import Any, Final
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.runtime.address import TlsFiles
-from services.core.runtime.home import Home, default_home
+from services.core.runtime.home import AGENT_GROUPS, Home, default_home
 from services.core.runtime.processes import (
     ProcessIdentity,
     alive,
@@ -34,7 +34,7 @@ from services.local.backup.commands import Backups, read_settings, settings_of_r
 from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.pods import image, settings_of_cluster
-from services.local.running import count_jobs, not_ready, status, supervisor_of
+from services.local.running import admission_held, count_jobs, holds_nothing, not_ready, status, supervisor_of
 
 UP_TIMEOUT_S: Final = 180.0
 """Longest wait for a start. Services that fail end it at once: only a machine that is busy with other work needs it."""
@@ -229,7 +229,7 @@ class Platform(Backups):
         if was_running is not None:
             report("stopping the services")
         self._stop_services(place)
-        if not keep_jobs and (place / "node").is_dir() and (was_running is not None or _learners_left(place)):
+        if not keep_jobs and _learners_left(place):
             from services.local.learners import end_all
 
             end_all(place)
@@ -250,13 +250,16 @@ class Platform(Backups):
     @staticmethod
     def _halt_jobs(home: Home, report: Report) -> Sequence[str]:
         """Halts the running jobs. Reports what could not be halted: the platform stops all the same."""
-        import asyncio
-
-        from services.local.job_drain import halt_jobs
-
         try:
-            with settings_of_running_platform(home) as settings:
-                halted, left = asyncio.run(halt_jobs(settings, report))
+            with admission_held(home):
+                if holds_nothing(home):
+                    return ()
+                import asyncio
+
+                from services.local.job_drain import halt_jobs
+
+                with settings_of_running_platform(home) as settings:
+                    halted, left = asyncio.run(halt_jobs(settings, report))
         except WeftError as error:
             report(f"the jobs could not be halted, and are ended at once: {error.message}")
             return ()
@@ -327,8 +330,11 @@ class Platform(Backups):
 
 
 def _learners_left(home: Home) -> bool:
-    """Whether the node agent's folder holds anything besides its own; without, no process is started to look."""
-    return any(entry.name != ".agent" for entry in (home / "node").iterdir())
+    """Whether there are folders of learners, or control groups; without, no process is started to look."""
+    node = home / "node"
+    if (node / AGENT_GROUPS).exists():  # the agent removes it at its end, unless there are learners
+        return True
+    return node.is_dir() and any(not entry.name.startswith(".") for entry in node.iterdir())
 
 
 def changed_settings(home: Home, options: Mapping[str, object]) -> list[str]:

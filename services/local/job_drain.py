@@ -7,9 +7,7 @@ the actor of its desired state: that is all that the next start needs, also afte
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from services.core.bootstrap import wiring
@@ -18,8 +16,6 @@ from services.core.domain.job import PLATFORM, Job, set_desired
 from services.core.domain.spec import parse_spec
 from services.core.domain.status import Desired
 from services.core.ports.job_store import JobQuery, JobStore
-from services.core.runtime.home import STOPPING, Home
-from services.core.runtime.processes import identify, write_process_file
 from services.core.runtime.settings import Settings
 from services.core.use_cases.jobs import all_jobs, update
 
@@ -32,25 +28,24 @@ Report = Callable[[str], None]
 async def halt_jobs(settings: Settings, report: Report) -> tuple[Sequence[str], Sequence[str]]:
     """Halts every job that holds hardware, and returns when none does, or after the longest grace and a minute.
 
-    Returns the ids of the jobs that were halted, and of those that still held hardware at the end. Meanwhile no job is
-    admitted. Raises WeftError where the job store does not answer.
+    Returns the ids of the jobs that were halted, and of those that still held hardware at the end. The caller holds
+    admission (``admission_held``). Raises WeftError where the job store does not answer.
     """
     clock = wiring.clock()
     store = await wiring.job_store(settings)
     halted: set[str] = set()
     end_s = clock.boottime() + _STORING_S
     try:
-        with _admission_held(settings.installation):
-            while True:
-                holding = [job async for job in all_jobs(store, JobQuery(holding=True, deleted=True))]
-                for job in holding:
-                    if job.id not in halted and await _changed(store, job, Desired.HALT, clock.now_ms()):
-                        halted.add(job.id)
-                        end_s = max(end_s, clock.boottime() + _grace_s(job) + _STORING_S)
-                        report(f"halting {job.spec.get('name', job.id)} ({job.id}): {_grace_s(job):g} s to checkpoint")
-                if not holding or clock.boottime() >= end_s:
-                    return sorted(halted), [job.id for job in holding]
-                await asyncio.sleep(_POLL_S)
+        while True:
+            holding = [job async for job in all_jobs(store, JobQuery(holding=True, deleted=True))]
+            for job in holding:
+                if job.id not in halted and await _changed(store, job, Desired.HALT, clock.now_ms()):
+                    halted.add(job.id)
+                    end_s = max(end_s, clock.boottime() + _grace_s(job) + _STORING_S)
+                    report(f"halting {job.spec.get('name', job.id)} ({job.id}): {_grace_s(job):g} s to checkpoint")
+            if not holding or clock.boottime() >= end_s:
+                return sorted(halted), [job.id for job in holding]
+            await asyncio.sleep(_POLL_S)
     finally:
         await store.close()
 
@@ -86,15 +81,3 @@ def _grace_s(job: Job) -> float:
         return parse_spec(job.spec).grace / 1000
     except InvalidSpec:
         return 0.0
-
-
-@contextmanager
-def _admission_held(home: Home) -> Generator[None]:
-    """While this process is in it, no job is admitted."""
-    process = identify(os.getpid())
-    assert process is not None  # noqa: S101 - it runs
-    write_process_file(home / STOPPING, process)
-    try:
-        yield
-    finally:
-        (home / STOPPING).unlink(missing_ok=True)

@@ -35,22 +35,24 @@ class Program:
     """Names of its addresses."""
     essential: bool = True
     """`weft up` waits until it is ready. False for the broker's worker: without it hints are lost, jobs are not."""
+    stop_rank: int = 0
+    """Programs of one rank stop together, before those of the next rank: clients before the servers that they need."""
 
 
-def _python(module: str, name: str, *listens: str, essential: bool = True) -> Program:
-    return Program(name, (sys.executable, "-m", module), listens, essential)
+def _python(module: str, name: str, *listens: str, essential: bool = True, stop_rank: int = 0) -> Program:
+    return Program(name, (sys.executable, "-m", module), listens, essential, stop_rank)
 
 
-# In the order of start: servers before their clients. They stop in reverse order.
+# In the order of start: servers before their clients.
 PROGRAMS: Final = (
-    _python("services.metrics", "metrics", "metrics", "metrics-ops"),
-    _python("services.node", "node", "node", "node-ops"),
+    _python("services.metrics", "metrics", "metrics", "metrics-ops", stop_rank=1),
+    _python("services.node", "node", "node", "node-ops", stop_rank=1),
     _python("services.lcm", "lcm", "lcm", "lcm-ops"),
     _python("services.guardian", "guardian", "guardian", "guardian-ops"),
     _python("services.api", "api", "api", "api-grpc", "api-inner", "api-ops"),
     _python("services.lcm.worker", "worker", "worker-ops", essential=False),
 )
-ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"))
+ETCD: Final = Program("etcd", (), ("etcd", "etcd-peer"), stop_rank=2)
 """Started by its own launcher: its command line is new each time."""
 SUPERVISOR: Final = "supervisor"
 """The name on the certificate of the supervisor and of `weft status`."""

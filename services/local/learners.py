@@ -13,8 +13,8 @@ from services.core.runtime.processes import platform_environment
 def end_all(home: Home) -> None:
     """Ends the processes of all learners. Their folders stay. Raises WeftError if some could not be ended."""
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "services.node", "end-all"],
-        env={**platform_environment(), "WEFT_HOME": str(home.root)},
+        [sys.executable, "-P", "-m", "services.node.shutdown", str(home / "node")],
+        env=platform_environment(),
         capture_output=True,
         text=True,
         check=False,

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import WeftError
-from services.core.domain.status import Status
+from services.core.domain.status import ADMITTED, Status
 from services.core.failpoints.points import under_failpoints
-from services.core.runtime.home import Home
+from services.core.runtime.home import STOPPING, Home
 from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.operations_client import read_operations
-from services.core.runtime.processes import ProcessIdentity, read_live_process
+from services.core.runtime.processes import ProcessIdentity, identify, read_live_process, write_process_file
 from services.local.api_reader import key_or_empty, read_api
 from services.local.quarantine_report import reported_quarantine
 
@@ -91,6 +93,27 @@ def count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
     except (KeyError, WeftError):
         return None  # for display only: the platform is stopped without it
     return sum(count for status, count in jobs.items() if status in statuses)
+
+
+@contextmanager
+def admission_held(home: Home) -> Generator[None]:
+    """While this process is in it, no job is admitted."""
+    process = identify(os.getpid())
+    assert process is not None  # noqa: S101 - it runs
+    write_process_file(home / STOPPING, process)
+    try:
+        yield
+    finally:
+        (home / STOPPING).unlink(missing_ok=True)
+
+
+def holds_nothing(home: Home) -> bool:
+    """Whether no job holds hardware, as the api says; False if it does not answer."""
+    try:
+        cluster = read_api(home, "/v1/cluster?tenant=*", timeout_s=2)
+        return not any(cluster["used"].values()) and not any(map(cluster["jobs"].get, ADMITTED))
+    except (KeyError, WeftError):
+        return False
 
 
 def reported_isolation(home: Home) -> dict[str, Any]:

@@ -284,21 +284,30 @@ class Supervisor:
             log.warning("state.not_published", why=str(error))
 
     async def _stop_all(self) -> None:
-        """Stops clients before their servers. A service that does not drain within ``drain_s`` is killed."""
-        for running in reversed(self.running):
-            process = running.process
-            if process is None or not send_signal(process, signal.SIGTERM):
-                continue
-            try:
-                async with asyncio.timeout(self._settings.drain_s):
-                    await _wait_ended(process)
-            except TimeoutError:
-                log.warning("service.killed", service=running.program.name, why="it did not stop in time")
-                send_signal(process, signal.SIGKILL)
+        """Stops clients before their servers. No server waits for the broker's worker: its hints may be lost."""
+        stops: list[asyncio.Task[None]] = []
+        for rank in sorted({running.program.stop_rank for running in self.running}):
+            at_once = [running for running in self.running if running.program.stop_rank == rank]
+            stopping = {running.program: asyncio.create_task(self._stop(running)) for running in at_once}
+            stops += stopping.values()
+            await asyncio.gather(*(stop for program, stop in stopping.items() if program.essential))
+        await asyncio.gather(*stops)
+
+    async def _stop(self, running: Running) -> None:
+        """Stops a program. One that does not drain within ``drain_s`` is killed."""
+        process = running.process
+        if process is None or not send_signal(process, signal.SIGTERM):
+            return
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
                 await _wait_ended(process)
-            if running.child is not None:
-                running.child.wait()
-            self._process_file(running).unlink(missing_ok=True)
+        except TimeoutError:
+            log.warning("service.killed", service=running.program.name, why="it did not stop in time")
+            send_signal(process, signal.SIGKILL)
+            await _wait_ended(process)
+        if running.child is not None:
+            running.child.wait()
+        self._process_file(running).unlink(missing_ok=True)
 
 
 def _self() -> ProcessIdentity:

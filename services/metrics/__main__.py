@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import grpc.aio
 import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.service import Service, run
+from services.core.bootstrap.service import Service, end_process, run
 from services.core.bootstrap.wiring import guard, identity, job_store, object_urls
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.membership import Membership
@@ -112,4 +111,4 @@ async def main(service: Service) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run("metrics", MetricsSettings(), main))
+    end_process(run("metrics", MetricsSettings(), main))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import grpc.aio
 import prometheus_client
@@ -11,7 +10,7 @@ import structlog
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.service import Service, run
+from services.core.bootstrap.service import Service, end_process, run
 from services.core.bootstrap.wiring import clock, guard, identity
 from services.core.gen.weft.v1 import node_pb2_grpc
 from services.core.runtime.quarantine import FOLDER, LEARNER, Quarantine
@@ -19,7 +18,6 @@ from services.node.agent import Agent
 from services.node.instrumentation import Instrumentation
 from services.node.rpc import NodeServicer
 from services.node.settings import NodeSettings
-from services.node.shutdown import end_all
 
 _GRACE_S = 2.0
 _CHECK_FILES_S = 5.0
@@ -66,12 +64,10 @@ async def _check_files(agent: Agent, quarantine: Quarantine) -> None:
 
 
 def main() -> int:
-    """Runs the agent, or with the argument ``end-all`` ends all learners. Returns the exit code."""
+    """Runs the agent. Returns the exit code."""
     settings = NodeSettings()
-    if sys.argv[1:] == ["end-all"]:
-        return 0 if end_all(settings.installation / "node") else 1
     return run("node", settings, lambda service: serve_node(service, settings))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -143,9 +143,11 @@ class Agent:
         self._background = [asyncio.create_task(loop()) for loop in loops]
 
     async def close(self) -> None:
-        """Learners, shims and helpers live on."""
+        """Learners, shims and helpers live on. Without any, the control groups are removed."""
         await end_tasks(self._background, within_s=0)
         await self._supervisor.close()
+        if not job_folders(self._root):
+            await asyncio.to_thread(Groups.remove_all, self._own_folder)
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1

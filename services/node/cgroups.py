@@ -26,6 +26,7 @@ import structlog
 from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import read_json, write_json
+from services.core.runtime.home import AGENT_GROUPS
 from services.core.runtime.learner_folder import LearnerDocument
 
 _V1: Final = ("memory", "pids", "cpu", "freezer")
@@ -36,7 +37,7 @@ _SHARES: Final = 1024
 """Of one CPU, in v1."""
 _WEIGHT: Final = 100
 """Of one CPU, in v2."""
-_PLACES_FILE: Final = "groups.json"
+_PLACES_FILE: Final = Path(AGENT_GROUPS).name
 _PROCESS_LIMITS: Final = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 _OF_LEARNERS: Final = 0.75
 """The part of all processes and threads of the machine that learners and helpers may have together."""
@@ -214,8 +215,11 @@ class Groups:
 
     @classmethod
     def remove_all(cls, folder: Path) -> None:
-        """Removes all groups, when no agent and no learner runs. ``folder`` as for ``find``."""
-        cls({}, version=1, places_file=folder / _PLACES_FILE, pids=0).sweep([])
+        """Removes all groups, when no learner runs, and none is started. ``folder`` as for ``find``."""
+        groups = cls({}, version=1, places_file=folder / _PLACES_FILE, pids=0)
+        groups.sweep([])
+        if not groups._places():
+            groups._places_file.unlink(missing_ok=True)
 
 
 def group_name(job: str, attempt: str, learner: str) -> str:

@@ -1,4 +1,4 @@
-"""``python -m services.node end-all``: ends all learners of this machine while no agent runs (`weft down`).
+"""``python -m services.node.shutdown WEFT_HOME/node``: ends all learners of this machine while no agent runs.
 
 It writes no exits: the next agent finds learners that were started and did not end, and reports them as lost. Their
 jobs then continue in a new attempt, from their checkpoints, and the loss does not count as a retry.
@@ -7,6 +7,7 @@ jobs then continue in a new attempt, from their checkpoints, and the loss does n
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 from services.core.domain.codec import MALFORMED
@@ -34,7 +35,7 @@ def _learners(root: Path) -> tuple[list[Learner], list[Path]]:
 
 
 def end_all(root: Path) -> bool:
-    """Kills all processes of the learners below ``root`` (WEFT_HOME/node). True if none is left."""
+    """Kills all processes of the learners below ``root`` (WEFT_HOME/node), for `weft down`. True if none is left."""
     learners, unreadable = _learners(root)
     job_dirs = [*(learner.job_dir for learner in learners), *(folder / JOB_FOLDER for folder in unreadable)]
     folders = [*(learner.folder for learner in learners), *unreadable]
@@ -49,3 +50,7 @@ def end_all(root: Path) -> bool:
     gone = asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))
     Groups.remove_all(root / ".agent")
     return gone
+
+
+if __name__ == "__main__":
+    sys.exit(0 if end_all(Path(sys.argv[1])) else 1)

@@ -18,11 +18,12 @@ import logging
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, TextIO, cast
+from typing import Final, NoReturn, TextIO, cast
 
 import prometheus_client
 import structlog
@@ -237,6 +238,13 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
         return 1
     log.info("service.stopped")
     return 0
+
+
+def end_process(code: int) -> NoReturn:
+    """Ends the process, without what the interpreter does before: freeing its memory takes it up to half a second."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _single_errors(group: BaseExceptionGroup[WeftError]) -> Iterator[WeftError]:

@@ -37,6 +37,8 @@ SOCKETS: Final = "run/s"
 """The folder of the sockets; its path counts towards the length of each."""
 
 STOPPING: Final = "run/down.json"
+AGENT_GROUPS: Final = ".agent/groups.json"
+"""Below ``node``: where the node agent has made control groups."""
 """The `weft down` that halts the jobs, as long as its process runs: meanwhile no job is admitted."""
 
 
