@@ -8,9 +8,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Collection, Generator
+import threading
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import WeftError
@@ -23,6 +25,7 @@ from services.core.runtime.processes import ProcessIdentity, identify, read_live
 from services.local.api_reader import key_or_empty, read_api
 from services.local.quarantine_report import reported_quarantine
 
+T = TypeVar("T")
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
 
 
@@ -58,12 +61,16 @@ def status(place: Home) -> dict[str, Any]:
         state, addresses = json.loads((place / "run" / "state.json").read_text()), place.addresses()
     except (OSError, ValueError, WeftError):
         state, addresses = {"services": []}, {}
+    quarantine = _beside(lambda: reported_quarantine(place) if running is not None else None)
     services = []
     key = key_or_empty(place) if state["services"] else ""
+    names = [service["name"] for service in state["services"]]
+    living = [name for name in names if read_live_process(place / "run" / f"{name}.json") is not None]
+    answers = {name: _beside(partial(not_ready, place, name, key)) for name in living if f"{name}-ops" in addresses}
     for service in state["services"]:
         name = service["name"]
-        lives = read_live_process(place / "run" / f"{name}.json") is not None
-        why = not_ready(place, name, key) if lives and f"{name}-ops" in addresses else ""
+        lives = name in living
+        why = answers[name]() if name in answers else ""
         services.append(
             {
                 "name": name,
@@ -81,9 +88,22 @@ def status(place: Home) -> dict[str, Any]:
         "grpc": addresses.get("api-grpc", "") if running is not None else "",
         "isolation": reported_isolation(place) if running is not None else {},
         "caches": reported_caches(place) if running is not None else {},
-        "quarantine": reported_quarantine(place) if running is not None else None,
+        "quarantine": quarantine(),
         "services": services,
     }
+
+
+def _beside(read: Callable[[], T]) -> Callable[[], T]:
+    """Starts reading in a thread. Returns what waits for the result. ``read`` raises nothing."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(read()))
+    thread.start()
+
+    def result() -> T:
+        thread.join()
+        return results[0]
+
+    return result
 
 
 def count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
