@@ -74,6 +74,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "/worker/env/WEFT_LOG_LEVEL": ("worker.env.WEFT_LOG_LEVEL", "{a}"),
     "/learners/gang": ("learners.gang", "volcano"),
     "/learners/namespacePrefix": ("learners.namespacePrefix", "no-dash-at-the-end"),
+    "/learners/helper/cpus": ("learners.helper.cpus", "0.1 CPUs"),
     "/learners/helper/memory": ("learners.helper.memory", "1 apple"),
     "/learners/images/0": ("learners.images", "{a b}"),
     "/learners/pullSecret": ("learners.pullSecret", "My Registry"),
@@ -454,6 +455,14 @@ def test_large_numbers_in_a_values_file_reach_services_digit_by_digit(helm: Helm
         "2199023255552",
         "0.5",
     )
+
+
+def test_a_fraction_may_be_set_on_the_command_line_of_helm_which_takes_it_for_text(helm: Helm) -> None:
+    options = ("--set=learners.helper.cpus=0.1,tests.resources.cpus=0.5",)
+    deployment = document_of(rendered(helm, *options), "Deployment", "weft-guardian")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    env = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert env["WEFT_KUBERNETES_HELPER_CPUS"] == "0.1"
 
 
 def test_each_shard_of_the_metrics_service_has_a_number_and_an_address(matrix: dict[str, list[Object]]) -> None:
