@@ -337,6 +337,19 @@ def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform
     assert "\x1b[2Jhello" not in out
 
 
+@pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
+def test_clone_follows_as_train_does_on_a_terminal_and_when_told_to(weft: Weft, weft_up: Platform, code: Path) -> None:
+    job = weft("train", code, "--set", "env.CODE='3'", "-o", "name").out.strip()
+    drawn, exit_code = in_terminal([WEFT_COMMAND, "clone", job, "--set", "env.CODE='0'"], variables(weft_up))
+    assert (exit_code, "COMPLETED" in drawn, "┤" in drawn) == (0, True, True)
+    drawn, exit_code = in_terminal([WEFT_COMMAND, "clone", job, "--no-follow"], variables(weft_up))
+    assert (exit_code, "weft logs -f" in drawn, "FAILED" in drawn) == (0, True, False)
+    assert weft("clone", job).code == 0
+    followed = weft("clone", job, "--follow")
+    assert (followed.code, "cli-life FAILED" in followed.out) == (100, True)
+    assert weft("clone", job, "--follow", "-o", "json").json["status"] == "FAILED"
+
+
 def in_terminal(command: list[str], environment: dict[str, str], typed: str = "") -> tuple[str, int]:
     """Runs a command on a pseudo-terminal where ``typed`` was typed ahead: what it drew, and its exit code."""
     with Screen(command, environment) as screen:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from weft._cli.after_submit import FOLLOW, METRIC, show_or_follow
 from weft._cli.call import Call, Stop, command
-from weft._cli.completion import complete_field, complete_metric, complete_setting
+from weft._cli.completion import complete_field, complete_setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,15 +64,8 @@ def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) 
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, metavar="N", help="Each N times: SEED=0, 1, ...")
 @click.option("--group", metavar="NAME", help="Name of the group of jobs; made by default.")
 @click.option("--dry-run", is_flag=True, help="Only check and plan; works without a platform, too.")
-@click.option(
-    "--follow/--no-follow", default=None, help="Watch until it is at rest; on a terminal that is the default."
-)
-@click.option(
-    "--metric",
-    metavar="NAME",
-    shell_complete=complete_metric,
-    help="The curve to draw while following; by default the loss.",
-)
+@FOLLOW
+@METRIC
 @click.option(
     "--wait-placed", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit code 6 if it still waits then."
 )
@@ -342,23 +335,11 @@ def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> N
 def _after(
     call: Call, job: Job, plan: dict[str, Any], *, follow: bool | None, metric: str | None, wait_placed: float | None
 ) -> None:
-    from weft._cli.output import emit
-
-    if follow is None:
-        follow = call.for_people and sys.stdout.isatty() and wait_placed is None
-    if not follow:
-        emit(call, job.document, people=lambda _wide: _next_commands(job), names=[job.id])
-        if wait_placed is not None:
-            raise Stop(_placed(job, plan, wait_placed))
-        return
-    from weft._cli.watch import watch
-
-    if call.for_people:
-        print(f"submitted {job.id}", flush=True)
-    code = watch(call, job, metric=metric)
-    if not call.for_people:
-        emit(call, job.refresh().document, people=lambda _wide: "", names=[job.id])
-    raise Stop(code)
+    if wait_placed is None:
+        show_or_follow(call, job, follow=follow, metric=metric)
+    else:
+        show_or_follow(call, job, follow=bool(follow), metric=metric)
+        raise Stop(_placed(job, plan, wait_placed))
 
 
 def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
@@ -375,14 +356,3 @@ def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
         time.sleep(min(0.25, max(0.0, deadline - time.monotonic())))
         job.refresh()
     return 0
-
-
-def _next_commands(job: Job) -> str:
-    return "\n".join(
-        [
-            f"submitted {job.id}",
-            f"  weft logs -f {job.id}      what it prints",
-            f"  weft show {job.id}         how it stands",
-            f"  weft kill {job.id}         end it",
-        ]
-    )
