@@ -1,7 +1,7 @@
 """Prints one answer in the requested form. With json, yaml and name, stdout carries that and nothing else.
 
 Tables fit the terminal: columns that may shrink end in an ellipsis, some are left out before that, and the rest is
-never cut; tables that were requested wide are as wide as they need to be. Where stdout is no terminal they are as wide
+cut only where even that does not suffice; tables that were requested wide are as wide as they need to be. Where stdout is no terminal they are as wide
 as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
 """
 

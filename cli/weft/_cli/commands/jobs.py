@@ -310,7 +310,7 @@ def events_command(call: Call, job: str, follow: bool) -> None:
         columns = [
             Column("TIME"),
             Column("TO"),
-            Column("TRY", right=True),
+            Column("TRY", right=True, spare=1),
             Column("WHY", wraps=True),
             Column("BY", wide_only=True),
             Column("FROM", wide_only=True),

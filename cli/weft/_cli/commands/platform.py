@@ -246,7 +246,7 @@ def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
     columns = [
         Column("KIND"),
         Column("WHERE", flexible=True),
-        Column("SINCE"),
+        Column("SINCE", spare=1),
         Column("WHY", flexible=True),
     ]
     rows = [[entry["kind"], entry["place"], entry["since"][:19], entry["reason"]] for entry in held]
@@ -284,9 +284,9 @@ def status_command(call: Call, home: str | None) -> None:
         columns = [
             Column("SERVICE"),
             Column("STATE"),
-            Column("PID", right=True),
-            Column("RESTARTS", right=True),
-            Column("ADDRESS"),
+            Column("PID", right=True, spare=1),
+            Column("RESTARTS", right=True, spare=2),
+            Column("ADDRESS", spare=3),
             Column("WHY", flexible=True),
         ]
         rows = [
