@@ -1,8 +1,8 @@
 """Prints one answer in the requested form. With json, yaml and name, stdout carries that and nothing else.
 
 Tables fit the terminal: columns that may shrink end in an ellipsis, some are left out before that, and the rest is
-cut only where even that does not suffice; tables that were requested wide are as wide as they need to be. Where stdout is no terminal they are as wide
-as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
+cut only where even that does not suffice; tables that were requested wide are as wide as they need to be. Where
+stdout is no terminal they are as wide as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
 """
 
 from __future__ import annotations
