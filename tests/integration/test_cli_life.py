@@ -241,7 +241,7 @@ def test_show_prints_a_job_as_text(weft: Weft, code: Path, tmp_path: Path) -> No
     assert output.code == 0
     assert (tmp_path / "out" / "results" / "worker-0" / "model.txt").read_text() == "weights"
     assert (tmp_path / "out" / "code" / "train.py").read_text() == TRAIN
-    assert "hello from 1" in (tmp_path / "out" / "logs" / "learner-2" / "training-log.txt").read_text()
+    assert "hello from 1" in (tmp_path / "out" / "logs" / "worker-1" / "training-log.txt").read_text()
 
 
 def test_logs_are_chosen_by_learner_text_and_tail(weft: Weft, code: Path) -> None:
