@@ -390,6 +390,10 @@ class JobSpec(_Model):
             devices=as_devices(of_job.devices if of_role.devices is None else of_role.devices),
         )
 
+    def memory_field(self, role: str) -> str:
+        """The field that sets the memory of the role's learners, as a path in the spec."""
+        return "resources.memory" if self.roles[role].memory is None else f"roles.{role}.memory"
+
 
 class _Contradictions(ValueError):
     """Carries several field errors through a pydantic validator, which can raise only one error."""
