@@ -296,6 +296,15 @@ def test_wrong_spec_errors_name_the_line_and_the_reason(weft: Weft, code: Path) 
     assert "weft.yaml:8: max_runtime: write a duration" in output.err
 
 
+def test_an_error_names_the_field_as_the_spec_writes_it_and_the_option_that_set_it(weft: Weft, code: Path) -> None:
+    """`weft clone --set` said `/resources/memory`, and `weft train --set` blamed a line of the file that was right."""
+    wrong = "resources.memory=2GBB"
+    message = "resources.memory: write a size such as 512MiB or 16GB"
+    assert weft("train", code, "--dry-run", "--set", wrong).err == f"weft: --set {wrong}: {message}\n"
+    job = weft("train", code, "-o", "name").out.strip()
+    assert weft("clone", job, "--set", wrong).err == f"weft: {message}\n"
+
+
 def test_unknown_job_exits_with_not_found(weft: Weft) -> None:
     for words in (["show", "nobody"], ["logs", "j" + "0" * 22], ["download", "@last-one"]):
         output = weft(*words)

@@ -18,7 +18,7 @@ from weft._spec_file import SpecFile
 def located(refused: InvalidRequest, spec: SpecFile) -> InvalidRequest:
     """The same error, with the file and line of each field, in the order of lines.
 
-    The command line's own changes have no line.
+    The command line's own changes have their --set instead.
     """
     errors = tuple(
         FieldError(e.pointer, e.message, e.hint, _place(spec, e.pointer))
@@ -32,6 +32,8 @@ def located(refused: InvalidRequest, spec: SpecFile) -> InvalidRequest:
 
 
 def _place(spec: SpecFile, pointer: str) -> str:
+    if setting := spec.setting_of(pointer):
+        return f"--set {setting}"
     line = spec.line_of(pointer)
     return f"{spec.path}:{line}" if line else str(spec.path)
 

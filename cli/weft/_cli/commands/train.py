@@ -169,13 +169,12 @@ def _read(
 ) -> tuple[SpecFile, Path | None]:
     """The spec with the changes of the command line, and its code."""
     from weft._errors import NotFound
-    from weft._spec_file import set_field
 
     spec, code_path = _find(where, code, file)
     if name:
         spec.document["name"] = name
     for assignment in settings:
-        set_field(spec.document, assignment)
+        spec.change(assignment)
     if not code:
         code_path = spec.code
         if code_path is not None and not code_path.exists():
