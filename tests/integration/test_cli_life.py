@@ -429,6 +429,29 @@ def test_live_view_fits_a_terminal_that_is_resized(weft: Weft, weft_up: Platform
         assert screen.end() == 0
 
 
+@pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
+def test_watch_draws_its_title_once_after_ctrl_c_on_a_narrow_terminal(
+    weft: Weft, weft_up: Platform, code: Path
+) -> None:
+    """The terminal drew ^C behind a full status line, and so on the next one: the view above it stayed."""
+    (code / "train.py").write_text(HELD.replace("loss=1 / step", "loss=1 / step, perplexity=12345, accuracy=0.12345"))
+    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    with Screen([WEFT_COMMAND, "watch", job], variables(weft_up), columns=50) as screen:
+        screen.wait("step 20")
+        screen.wait("…")
+        screen.type("\x03")
+        screen.process.send_signal(signal.SIGINT)  # the terminal sends none: it is no controlling one
+        assert screen.end() == 130
+        lines = [part for line in screen.text.split("\n") for part in line.split("\r")]
+        drawn = [line for line in lines if "PROCESSING" in line]
+        assert any(line.endswith("^C") for line in drawn), drawn
+        assert max(map(len, drawn)) < 50, drawn
+        end = screen.text.partition("no longer following")[2]
+        assert max(map(len, end.split("\n"))) <= 50, end
+        assert f"  weft watch {job}\n" in end
+    let_go(weft_up, job)
+
+
 def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform, code: Path) -> None:
     (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
     jobs = [weft("train", code, "-o", "name").out.strip() for _ in range(2)]

@@ -47,11 +47,11 @@ def show_or_follow(call: Call, job: Job, *, follow: bool | None, metric: str | N
 
 
 def _next_commands(job: Job) -> str:
-    return "\n".join(
-        [
-            f"submitted {job.id}",
-            f"  weft logs -f {job.id}      what it prints",
-            f"  weft show {job.id}         how it stands",
-            f"  weft kill {job.id}         end it",
-        ]
+    from weft._cli.output import next_commands
+
+    commands = (
+        (f"weft logs -f {job.id}", "what it prints"),
+        (f"weft show {job.id}", "how it stands"),
+        (f"weft kill {job.id}", "end it"),
     )
+    return f"submitted {job.id}\n{next_commands(commands)}"

@@ -146,6 +146,15 @@ def emit_line(call: Call, document: Any, *, people: str) -> None:
         click.echo(people)
 
 
+def next_commands(commands: Sequence[tuple[str, str]]) -> str:
+    """Lines of (command, what it does); on a terminal that is too narrow the commands alone, which can be copied."""
+    widest = max(len(command) for command, _ in commands)
+    lines = [f"  {command:<{widest}}  {text}" for command, text in commands]
+    if max(map(len, lines)) > width():
+        lines = [f"  {command}" for command, _ in commands]
+    return "\n".join(lines)
+
+
 def details(pairs: Iterable[tuple[str, object]]) -> str:
     """Names and values under one another; empty values are left out."""
     shown = [(name, plain(value)) for name, value in pairs if value not in {"", None}]
