@@ -132,10 +132,11 @@ def whoami_command(call: Call) -> None:
 def storage_command(call: Call) -> None:
     """Show what the tenant has stored.
 
-    Bytes of code, results, logs and checkpoints, at most a minute old. Deleted jobs count until the operator's
-    retention time is over.
+    Sizes of code, results, logs and checkpoints, at most a minute old; in JSON and YAML they are bytes. Deleted jobs
+    count until the operator's retention time is over.
     """
     from weft._cli.output import details, emit
+    from weft._cli.text import size
 
     usage = call.client.storage()
 
@@ -146,8 +147,8 @@ def storage_command(call: Call) -> None:
             [
                 ("tenant", usage.get("tenant")),
                 ("objects", f"{usage.get('objects', 0):,}{more}"),
-                ("bytes", f"{usage.get('bytes', 0):,}{more}"),
-                *((f"  {kind}", f"{size:,}") for kind, size in kinds),
+                ("size", f"{size(usage.get('bytes', 0))}{more}"),
+                *((f"  {kind}", size(count)) for kind, count in kinds),
             ]
         )
 
