@@ -25,9 +25,9 @@ def located(refused: InvalidRequest, spec: SpecFile) -> InvalidRequest:
         for e in sorted(refused.errors, key=lambda error: spec.line_of(error.pointer) or 0)
     )
     if len(errors) == 1:
-        hint, place = f"; {errors[0].hint}" if errors[0].hint else "", errors[0].place
-        field = f" {errors[0].path}:" if errors[0].path else ""
-        return type(refused)(f"{place}:{field} {refused.errors[0].message}{hint}", errors=errors, status=refused.status)
+        hint = f"; {errors[0].hint}" if errors[0].hint else ""
+        message = f"{errors[0].where}: {errors[0].message}{hint}"
+        return type(refused)(message, errors=errors, status=refused.status)
     return type(refused)(refused.message, errors=errors, status=refused.status, trace_id=refused.trace_id)
 
 
