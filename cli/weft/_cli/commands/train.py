@@ -116,6 +116,8 @@ def train_command(
     from weft._cli.output import emit
     from weft._errors import ConnectionFailed, Unauthenticated
 
+    is_group = bool(arrays or repeat > 1 or group)
+    _check_alone(is_group=is_group, follow=follow, wait_placed=wait_placed)
     spec, code_path = _read(where, code, file, name=name, settings=settings)
     implied = "" if code else spec.code_file
     with ExitStack() as stack:
@@ -135,7 +137,7 @@ def train_command(
             return
         key = idempotency_key or os.urandom(16).hex()
         group_jobs: Group | None = None
-        if arrays or repeat > 1 or group:
+        if is_group:
             group_jobs = _planned_group(call, spec, archive, key, arrays=arrays, repeat=repeat, group=group)
         if dry_run:
             emit(
@@ -162,6 +164,13 @@ def train_command(
             )
             raise
     _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
+
+
+def _check_alone(*, is_group: bool, follow: bool | None, wait_placed: float | None) -> None:
+    """Raises UsageError for options of a single job that are given for a group."""
+    option = "--follow" if follow else "--wait-placed" if wait_placed is not None else ""
+    if is_group and option:
+        raise click.UsageError(f"{option} is for one job; `weft wait --group NAME` waits for all jobs of a group")
 
 
 def _read(
