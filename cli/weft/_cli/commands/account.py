@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from weft._cli.call import Call, command
+from weft._cli.completion import complete_profile
 
 if TYPE_CHECKING:
     from weft._cli.answers import Answers, Types
@@ -84,7 +85,7 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
 
 
 @command("logout")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_profile)
 def logout_command(call: Call, name: str | None) -> None:
     """Forget a platform and its key.
 
@@ -156,7 +157,7 @@ def storage_command(call: Call) -> None:
 
 
 @command("profile")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_profile)
 def profile_command(call: Call, name: str | None) -> None:
     """List the platforms you know, or switch to one.
 

@@ -50,8 +50,8 @@ def clone_command(
 
 
 @command("diff")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete_jobs)
+@click.argument("b", shell_complete=complete_jobs)
 def diff_command(call: Call, a: str, b: str) -> None:
     """Show how two jobs differ: spec, files of the code, environment.
 
