@@ -23,6 +23,7 @@ from tests.waiting import HANG_S
 from weft import Client
 from weft._cli.answers import by_command
 from weft._cli.main import run
+from weft._profile import Config, Profile, read_config, write_config
 from weft._spec_file import read_spec
 
 TRAIN = """\
@@ -321,6 +322,18 @@ def test_a_wrong_key_is_refused_before_it_is_stored(weft: Weft, weft_up: Platfor
     output = weft("login", weft_up.url, "--key", "weft_k000_wrong")
     assert output.code == 3
     assert not (tmp_path / "config" / "weft" / "config.json").exists()
+
+
+def test_signing_in_to_a_second_platform_of_a_host_keeps_the_profile_of_the_first(
+    weft: Weft, weft_up: Platform, tmp_path: Path
+) -> None:
+    """Both had the profile `127.0.0.1`: the key of the first was lost."""
+    first = Profile("127.0.0.1", "http://127.0.0.1:9", "the-only-copy")
+    write_config(Config("127.0.0.1", {"127.0.0.1": first}))
+    assert weft("login", weft_up.url, "-o", "name").out == "127.0.0.1-2\n"
+    assert weft("login", weft_up.url, "-o", "name").out == "127.0.0.1-2\n"
+    config = read_config()
+    assert (config.current, config.profiles["127.0.0.1"].key) == ("127.0.0.1-2", "the-only-copy")
 
 
 def test_a_dry_run_works_without_a_platform(weft: Weft, code: Path, monkeypatch: pytest.MonkeyPatch) -> None:

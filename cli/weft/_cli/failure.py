@@ -13,7 +13,7 @@ from weft._errors import Unauthenticated, WeftError
 INTERRUPTED = 130
 MACHINE = frozenset({"json", "yaml"})
 """The forms of output that programs read."""
-_KEY = "`weft login URL` signs in with another key; `weft up` writes this machine's anew."
+_KEY = "`weft login URL` signs in with another key; on the platform's machine `weft up --home DIR` writes its key anew."
 
 
 def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:

@@ -12,6 +12,7 @@ from weft._cli.completion import complete_profile
 
 if TYPE_CHECKING:
     from weft._cli.answers import Answers, Types
+    from weft._profile import Config
 
 ANSWERS: Final[Answers] = {
     "login": {
@@ -57,7 +58,6 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
     The key is tried before it is stored. On a terminal it is asked for unless it is given; WEFT_KEY works, too.
     """
     import os
-    from urllib.parse import urlsplit
 
     from weft._cli.output import emit
     from weft._client import Client
@@ -71,10 +71,12 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
         if not sys.stdin.isatty():
             raise click.UsageError("no key: give it with --key-stdin, --key or WEFT_KEY")
         key = click.prompt("API key", hide_input=True)
-    profile = Profile(name or call.profile or urlsplit(address).hostname or "default", address, str(key).strip())
+    config = read_config()
+    name = name or call.profile or _name_for(config, address)
+    profile = Profile(name, address, str(key).strip())
     with Client(address, profile.key) as client:
         me = client.whoami()
-    write_config(read_config().with_profile(profile, current=True))
+    write_config(config.with_profile(profile, current=True))
     document = {"profile": profile.name, "url": address, "user": me.get("user"), "tenant": me.get("tenant")}
     emit(
         call,
@@ -82,6 +84,15 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
         names=[profile.name],
         people=lambda _wide: f"signed in to {address} as {me.get('user')}; profile '{profile.name}' in {config_file()}",
     )
+
+
+def _name_for(config: Config, address: str) -> str:
+    """The host's name; with a number if that is the name of another platform, whose key must not be lost."""
+    from urllib.parse import urlsplit
+
+    host = urlsplit(address).hostname or "default"
+    names = (host, *(f"{host}-{number}" for number in range(2, 10_000)))
+    return next(name for name in names if name not in config.profiles or config.profiles[name].url == address)
 
 
 @command("logout")
