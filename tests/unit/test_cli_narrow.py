@@ -8,6 +8,7 @@ import pytest
 
 from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
 from weft._cli.columns import cell_width
+from weft._cli.commands.platform import _marked
 from weft._cli.main import run
 
 ID = "j01k8zzzzzzzzzzzzzzzzzz"
@@ -58,6 +59,13 @@ ANSWERS = {
     "/v1/whoami": PEOPLE,
     "/v1/jobs": {"jobs": [JOB], "next": None},
     f"/v1/jobs/{ID}": JOB,
+    f"/v1/jobs/{ID}/explain": {
+        "id": ID,
+        "status": "DOWNLOADING",
+        "summary": "is DOWNLOADING for 1 min 5 s",
+        "hints": [f"`weft logs -f {ID}` follows what it prints"],
+        "startup": [{"step": "launch", "began": TIME, "ended": TIME}, {"step": "first_step", "began": TIME}],
+    },
     f"/v1/jobs/{ID}/history": {"events": [EVENT]},
     f"/v1/jobs/{ID}/metrics": {"series": [CURVE]},
     "/v1/queue": {"waiting": [JOB]},
@@ -86,6 +94,7 @@ TABLES = (
     ["queue"],
     ["cluster"],
     ["events", ID],
+    ["explain", ID],
     ["metrics", ID],
     ["metrics", ID, ID],
     ["key"],
@@ -131,3 +140,10 @@ def test_a_list_on_a_narrow_terminal_keeps_the_value_of_a_requested_metric(
     monkeypatch.setenv("COLUMNS", "50")
     assert run(["list", "-m", "loss"]) == 0
     assert "-1.234e-05" in capsys.readouterr().out
+
+
+def test_long_checks_of_doctor_are_wrapped_behind_their_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = _marked("ok  ", f"etcd: etcd Version: 3.5.1 ({'/a-folder' * 4}) and more", indent=5).split("\n")
+    assert lines[0] == "ok   etcd: etcd Version: 3.5.1"
+    assert all(line.startswith("     ") and len(line) <= 50 for line in lines[1:])

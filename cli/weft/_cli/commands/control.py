@@ -42,7 +42,10 @@ def halt_command(call: Call, jobs: tuple[str, ...], group: str | None, tag: str 
     """Let jobs checkpoint and stop; they can be resumed."""
     named = _look_up(call, named_jobs(call, jobs, group, tag))
     _apply(
-        call, named, lambda id_: call.client.jobs.halt(id_).document, lambda _: "will halt; `weft resume` continues it"
+        call,
+        named,
+        lambda id_: call.client.jobs.halt(id_).document,
+        lambda job: f"will halt; then `weft resume {job['id']}` continues it",
     )
 
 
