@@ -130,6 +130,13 @@ def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform
         assert all(client.jobs.get(job).document["desired"] == "run" for job in jobs)
         assert in_terminal([*command, "kill", *jobs], environment, typed="y\n")[1] == 0
         assert [client.jobs.get(job).wait(HANG_S).status for job in jobs] == ["KILLED", "KILLED"]
+        runs = weft("train", code, "-o", "name").out.strip()
+        # It asked whether to delete two jobs, and then deleted one.
+        refused = weft("delete", jobs[0], runs)
+        assert "to delete 1 job, with its results" in refused.err
+        assert f"left out: job {runs} still" in refused.err
+        assert f"`weft delete --kill {runs}`" in refused.err
+        assert weft("delete", runs, "--kill", "--yes").code == 0
     assert weft("delete", "--kill", jobs[0]).code == 2
     assert "there is no rank 5: this job has ranks 0 to 1" in weft("logs", jobs[0], "--rank", "5").err
     assert weft("delete", jobs[0]).code == 0
