@@ -68,6 +68,9 @@ PRIVATE: Final = (
     "kubeconfig",
     ".kube/",
     ".git-credentials",
+    ".npmrc",
+    "credentials.json",
+    "service-account*.json",
 )
 _FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say
 _CHUNK: Final = 1 << 20

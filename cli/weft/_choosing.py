@@ -26,8 +26,16 @@ def choose(listed: Sequence[Artifact], what: str) -> list[tuple[str, Artifact]]:
     for artifact in listed:
         parts = artifact.path.split("/", 3)
         if len(parts) == 4 and parts[0] == "attempts" and parts[1].isdigit() and parts[2] == what:
-            by_attempt.setdefault(int(parts[1]), []).append((parts[3], artifact))
+            by_attempt.setdefault(int(parts[1]), []).append((_named(parts[3], what, artifact.learner), artifact))
     return by_attempt[max(by_attempt)] if by_attempt else []
+
+
+def _named(path: str, what: str, learner: str) -> str:
+    """The path below the target folder. Folders of logs are numbered where they are stored; here each has the name
+    of its learner, as folders of results do.
+    """
+    _folder, _, rest = path.partition("/")
+    return f"{learner}/{rest}" if what == "logs" and learner and rest else path
 
 
 def inside(folder: Path, name: str) -> Path:

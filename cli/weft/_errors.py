@@ -33,13 +33,20 @@ class FieldError:
     message: str
     hint: str = ""
     place: str = ""
-    """File and line of the field, FILE:LINE, if they are known."""
+    """File and line of the field, FILE:LINE, or the ``--set`` that changed it, if they are known."""
 
     @property
     def path(self) -> str:
         """The pointer as people write it: ``roles.worker.count``."""
         parts = self.pointer.split("/")[1:]
         return ".".join(part.replace("~1", "/").replace("~0", "~") for part in parts)
+
+    @property
+    def where(self) -> str:
+        """Place and field, as far as they are known: ``weft.yaml:7: resources.cpus``."""
+        if self.place.startswith(f"--set {self.path}="):
+            return self.place
+        return ": ".join(filter(None, (self.place, self.path)))
 
 
 class WeftError(Exception):

@@ -53,7 +53,7 @@ class Httpx:
     """
 
     def __init__(self, profile: Profile, *, transport: httpx2.BaseTransport | None = None) -> None:
-        self._url = profile.url
+        self._url, self._home = profile.url, profile.home
         try:
             self._client = httpx2.Client(**client_options(profile), transport=transport)
         except httpx2.InvalidURL as wrong:
@@ -66,20 +66,20 @@ class Httpx:
         self, method: str, path: str, *, params: Mapping[str, Any], body: object, headers: Mapping[str, str]
     ) -> Answer:
         """``body``: sent as JSON; None: no body."""
-        with typed_errors(self._url):
+        with typed_errors(self._url, home=self._home):
             return _answer(self._client.request(method, path, params=params, json=body, headers=headers))
 
     def upload(
         self, path: str, *, parts: Sequence[tuple[str, Any]], headers: Mapping[str, str], answer_s: float
     ) -> Answer:
         """POST a multipart form. ``answer_s``: the longest time for the answer after the form is sent."""
-        with typed_errors(self._url):
+        with typed_errors(self._url, home=self._home):
             sent = self._client.post(path, files=parts, headers=headers, timeout=timeout(answer_s))
             return _answer(sent)
 
     def open(self, path: str, *, params: Mapping[str, Any], headers: Mapping[str, str], silence_s: float) -> Stream:
         """A GET. ``silence_s``: the longest time between two pieces of the body."""
-        with typed_errors(self._url):
+        with typed_errors(self._url, home=self._home):
             request = self._client.build_request(
                 "GET", path, params=params, headers=headers, timeout=timeout(silence_s)
             )

@@ -20,14 +20,14 @@ def timeout(answer_s: float) -> httpx2.Timeout:
 
 
 @contextmanager
-def typed_errors(url: str) -> Generator[None, None, None]:
-    """Raises the SDK's errors in place of those of the HTTP library."""
+def typed_errors(url: str, *, home: str = "") -> Generator[None, None, None]:
+    """Raises the SDK's errors in place of those of the HTTP library. ``home``: as for `never_sent`."""
     try:
         yield
     except httpx2.SSEError as garbled:
         raise Internal(f"the stream is garbled ({garbled}): is this the address of a Weft platform?") from None
     except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as failed:
-        raise never_sent(url, httpx2.URL(url).host, failed) from failed
+        raise never_sent(url, httpx2.URL(url).host, failed, home=home) from failed
     except httpx2.TimeoutException as failed:
         raise timed_out(url) from failed
     except httpx2.TransportError as failed:

@@ -38,7 +38,7 @@ class Loopback:
     def __init__(self, profile: Profile) -> None:
         """``profile``: its URL is a plain loopback one. Raises InvalidRequest for a key that cannot be used."""
         parts = urlsplit(profile.url)
-        self._url = profile.url
+        self._url, self._home = profile.url, profile.home
         self._host, self._port, self._prefix = parts.hostname or "", parts.port or 80, parts.path.rstrip("/")
         self._headers = {"Accept": "application/json", **common_headers(profile)}
         self._idle: deque[HTTPConnection] = deque()
@@ -93,7 +93,7 @@ class Loopback:
             connection.connect()
         except OSError as failed:
             connection.close()
-            raise never_sent(self._url, self._host, failed) from failed
+            raise never_sent(self._url, self._host, failed, home=self._home) from failed
         connection.sock.settimeout(ANSWER_TIMEOUT_S)
         return connection
 

@@ -224,6 +224,8 @@ class Artifact:
     """Bytes."""
     etag: str
     modified: datetime
+    learner: str = ""
+    """Name of the learner that left it, e.g. ``worker-0``; empty if unknown, and of ``code.zip``."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Artifact:
@@ -232,4 +234,5 @@ class Artifact:
             size=int(document["size"]),
             etag=str(document["etag"]),
             modified=parse_time(document["modified"]),
+            learner=str(document.get("learner") or ""),
         )

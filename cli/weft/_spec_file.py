@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,21 @@ class SpecFile:
     document: dict[str, Any]
     lines: Mapping[str, int]
     """JSON pointer -> line, from 1."""
+
+    settings: dict[str, str] = field(default_factory=dict)
+    """JSON pointer -> the ``--set`` of the command line that changed it."""
+
+    def setting_of(self, pointer: str) -> str:
+        """The ``--set`` that changed a field, or a part of the document around it; empty: none."""
+        while pointer not in self.settings and pointer:
+            pointer = pointer.rpartition("/")[0]
+        return self.settings.get(pointer, "")
+
+    def change(self, assignment: str) -> None:
+        """Carry out ``a.b=c`` of the command line on the document; see `set_field`."""
+        parts = set_field(self.document, assignment)
+        pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
+        self.settings[pointer] = assignment
 
     def line_of(self, pointer: str) -> int | None:
         """The line of a field, or of the nearest part of the document around it."""
@@ -112,13 +127,17 @@ def read_assignment(assignment: str) -> tuple[list[str], object]:
         raise InvalidSpec(f"--set {assignment}: the value is no YAML ({failed.problem})") from None
 
 
-def set_field(document: dict[str, Any], assignment: str) -> None:
-    """Carry out ``a.b=c`` on a spec, making what is missing; the value is read as YAML (``null`` removes the field)."""
+def set_field(document: dict[str, Any], assignment: str) -> list[str]:
+    """Carry out ``a.b=c`` on a spec, making what is missing; the value is read as YAML (``null`` removes the field).
+
+    Returns the path that was set.
+    """
     parts, value = read_assignment(assignment)
     here: Any = document
     for part in parts[:-1]:
         here = _into(here, part, assignment)
     _put(here, parts[-1], value, assignment)
+    return parts
 
 
 def _into(here: Any, part: str, assignment: str) -> Any:

@@ -60,8 +60,13 @@ class NeverSent(ConnectionFailed):
     """No connection could be made: the platform cannot have seen the request."""
 
 
-def never_sent(url: str, host: str, failed: Exception) -> NeverSent:
-    todo = "start it with `weft up`" if is_loopback(host) else "check the address (`weft profile`) and the network"
+def never_sent(url: str, host: str, failed: Exception, *, home: str = "") -> NeverSent:
+    """The error of a connection that was not made. ``home``: the folder of a platform of this machine, if known."""
+    todo = "check the address (`weft profile`) and the network"
+    if is_loopback(host):
+        import shlex  # noqa: PLC0415 - most commands reach the platform
+
+        todo = f"start it with `weft up{f' --home {shlex.quote(home)}' if home else ''}`"
     return NeverSent(f"nothing answers at {url} ({_reason(failed)}); {todo}")
 
 

@@ -17,7 +17,9 @@ from services.api.platform import spec_of
 from services.api.startup import StartupStep, startup
 from services.core.domain.job import Job
 from services.core.domain.outages import Outage, is_outage
+from services.core.domain.spec import JobSpec
 from services.core.domain.status import Desired, PendingReason, Status
+from services.core.domain.units import format_bytes, format_duration
 
 _ADVICE: Final[Mapping[str, str]] = {
     PendingReason.TOO_LARGE_FOR_CLUSTER: (
@@ -31,7 +33,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "PlatformStopped": "the next `weft up` queues it again by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
-    "OOMKilled": "request more with `resources.memory`",
+    "OOMKilled": "raise `{memory_field}` in the spec; `weft clone {id} --set {memory_field}={memory}` submits it again",
     "DiskExceeded": "write less, e.g. keep fewer checkpoints, and submit it again",
     "PortTaken": "listen only on ports that its variables name (MASTER_PORT), or on port 0 for any free one",
     "DataChanged": "submit it again once the data no longer changes; its learners must all read one version",
@@ -41,7 +43,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     Outage.OBJECT_STORE_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the store is back",
     Outage.MACHINE_FAULT: "nothing of the job is wrong: it is tried again by itself",
     "DataStoreDenied": "use an address or a folder that the operator allows, or send small files with the code",
-    "DeadlineExceeded": "raise `max_runtime`; `weft clone {id} --set max_runtime=12h` submits it again",
+    "DeadlineExceeded": "raise `max_runtime`; `weft clone {id} --set max_runtime={max_runtime}` submits it again",
     "DataNotFound": "correct `url` or `path` of its data store and `path` of its inputs, and submit it again",
     "SecretInvalid": "set the secret again (`weft secret set`), and submit the job again: `weft clone {id}`",
     "EnvironmentFailed": "correct requirements.txt (packages are installed from wheels only) and submit it again",
@@ -161,7 +163,21 @@ def _hints(job: Job, pending: str) -> list[str]:
         pending = ""  # its advice is for the pauses that the job's owner sets
     hints = [_ADVICE[code] for code in (pending, job.state.reason) if code in _ADVICE]
     hints += _NEXT.get(job.status, ())
-    return [hint.format(id=job.id, rank=rank) for hint in hints]
+    values = {"id": job.id, "rank": rank, **_raised(job, spec)}
+    return [hint.format_map(values) for hint in hints]
+
+
+def _raised(job: Job, spec: JobSpec | None) -> dict[str, str]:
+    """What to write in place of limits that were reached: twice as much."""
+    if spec is None:
+        return {"memory_field": "resources.memory", "memory": "4GB", "max_runtime": "12h"}
+    role = job.verdict.learner.rpartition("-")[0] if job.verdict is not None else ""
+    role = role if role in spec.roles else next(iter(spec.roles))
+    return {
+        "memory_field": spec.memory_field(role),
+        "memory": format_bytes(2 * spec.role_resources(role).memory),
+        "max_runtime": format_duration(2 * spec.max_runtime) if spec.max_runtime else "12h",
+    }
 
 
 def _bounds_reached(left_out: Mapping[str, int]) -> list[str]:

@@ -24,6 +24,7 @@ from services.core.domain.learner import LearnerStatus, step_times
 from services.core.domain.restart import as_running
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
+from services.core.domain.units import format_duration
 from services.core.domain.verdict import decide_verdict
 from services.core.ports.cluster import Observation
 from services.core.runtime.retry import Backoff
@@ -276,7 +277,8 @@ class Guardian:
             return self._start_timeout(job, spec, learners)
         if spec.max_runtime is None or self._now < started + spec.max_runtime:
             return None
-        message = "it ran longer than its max_runtime; what it had was stored"
+        limit = format_duration(spec.max_runtime)
+        message = f"it ran longer than its max_runtime of {limit}; what it had was stored"
         return Verdict(to=Status.FAILED, reason="DeadlineExceeded", message=message, time=self._now)
 
     def _start_timeout(self, job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus]) -> Verdict | None:

@@ -14,7 +14,7 @@ from typing import Final
 from services.core.domain import startup
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.job import Attempt, Job, advanced
-from services.core.domain.learner import Exit, LearnerStatus, job_status, learner_name, step_times
+from services.core.domain.learner import Exit, LearnerStatus, job_status, learner_names, step_times
 from services.core.domain.spec import JobSpec
 from services.core.domain.startup import Span
 from services.core.domain.status import PHASE_ORDER, Phase, Status
@@ -32,8 +32,7 @@ def ranks(spec: JobSpec | None, attempt: Attempt) -> dict[str, int]:
     """Every learner's global rank by name. If the spec cannot be read (None): of the learners that were placed."""
     if spec is None:
         return {name: rank for rank, name in enumerate(sorted(attempt.placement))}
-    names = [learner_name(name, index) for name, role in spec.roles.items() for index in range(role.count)]
-    return {name: rank for rank, name in enumerate(names)}
+    return {name: rank for rank, name in enumerate(learner_names(spec))}
 
 
 def latest_reports(attempt: Attempt, reported: Mapping[str, LearnerStatus]) -> dict[str, LearnerStatus]:

@@ -112,7 +112,8 @@ class Platform(Backups):
             ignored = changed_settings(place, options)
             return {**self._came_up(place, report, started=False), "ignored": ignored}
         if port and not is_free("127.0.0.1", port):
-            raise WeftError(f"port {port} is taken; give another with `weft up --port N`, or leave --port out")
+            another = place.command("up --port N")
+            raise WeftError(f"port {port} is taken; give another with `{another}`, or leave --port out")
         environment = {**platform_environment(), "WEFT_HOME": str(place.root), "PYTHONSAFEPATH": "1"}
         if gpus is not None:
             environment["WEFT_NODE_GPUS"] = str(gpus)
@@ -196,9 +197,8 @@ class Platform(Backups):
             losses.append(f"{jobs}; what {'it has' if running == 1 else 'they have'} not stored yet is lost")
         elif running:
             jobs = "1 job runs and is" if running == 1 else f"{running} jobs run and are"
-            losses.append(
-                f"{jobs} halted, with checkpoints; the next `weft up` queues {'it' if running == 1 else 'them'} again"
-            )
+            again = f"`{place.command('up')}` queues {'it' if running == 1 else 'them'} again"
+            losses.append(f"{jobs} halted, with checkpoints; {again}")
         if purge and (place / "VERSION").exists():
             losses.append(f"{place.root}: every job, result, checkpoint and key")
         return losses

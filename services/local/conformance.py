@@ -263,9 +263,12 @@ def _training(subject: Subject, client: Client) -> Iterator[Check]:
 _PROBE: Final = """\
 import json, socket, time
 reached = []
-for name, host, port in {targets}:
+for name, address in {targets}:
     try:
-        socket.create_connection((host, port), 3).close()
+        if isinstance(address, str):
+            socket.socket(socket.AF_UNIX).connect(address)
+        else:
+            socket.create_connection(address, 3).close()
         reached.append(name)
     except OSError:
         pass
@@ -273,10 +276,17 @@ print(json.dumps(dict(reached=reached, time=time.time())), flush=True)
 """
 
 
+_NO_POLICIES: Final = "NetworkPolicies are not enforced: install a network plugin that does, e.g. Cilium or Calico"
+_NO_ISOLATION: Final = (
+    "learners are not kept apart from the platform; `weft status` says how, and `weft doctor` what to do"
+)
+
+
 def _walls(subject: Subject, client: Client) -> Iterator[Check]:
     """A learner tries to reach the stores, and says what time it has."""
-    etcd = subject.settings.installation.address("etcd").host_port
-    targets = [("etcd", *etcd), *_mongodb_hosts(subject.settings.job_store)]
+    etcd = subject.settings.installation.address("etcd")
+    address = etcd.host_port if etcd.socket is None else str(etcd.socket)
+    targets = [("etcd", address), *_mongodb_hosts(subject.settings.job_store)]
     began = time.time()
     (line,) = _run(subject, client, f"python3 - <<'END'\n{_PROBE.format(targets=targets)}END")
     ended = time.time()
@@ -286,10 +296,10 @@ def _walls(subject: Subject, client: Client) -> Iterator[Check]:
             "walls",
             FAIL,
             f"a learner reached {', '.join(answer['reached'])}",
-            "NetworkPolicies are not enforced: install a network plugin that does, e.g. Cilium or Calico",
+            _NO_POLICIES if subject.settings.cluster == "kubernetes" else _NO_ISOLATION,
         )
     else:
-        yield Check("walls", PASS, f"a learner reached none of {', '.join(name for name, *_ in targets)}")
+        yield Check("walls", PASS, f"a learner reached none of {', '.join(name for name, _ in targets)}")
     skew = max(began - answer["time"], answer["time"] - ended, 0.0)
     yield Check(
         "clocks",
@@ -299,12 +309,12 @@ def _walls(subject: Subject, client: Client) -> Iterator[Check]:
     )
 
 
-def _mongodb_hosts(uri: str) -> list[tuple[str, str, int]]:
+def _mongodb_hosts(uri: str) -> list[tuple[str, tuple[str, int]]]:
     if not uri.startswith("mongodb://"):
         return []
     first = uri.removeprefix("mongodb://").rpartition("@")[2].partition("/")[0].partition(",")[0]
     host, _, port = first.partition(":")
-    return [("mongodb", host, int(port or 27_017))]
+    return [("mongodb", (host, int(port or 27_017)))]
 
 
 def _gpus(subject: Subject, client: Client) -> Iterator[Check]:
@@ -356,6 +366,7 @@ CHECKS: Final[dict[str, Run]] = {
     "walls": _walls,
     "gpu": _gpus,
 }
+_OF_JOB: Final = "docs/failures.md shows what the reasons of failures mean; the job is deleted"
 _ADVICE: Final = {
     "versions": "see that api, and the API server of the cluster, answer",
     "job store": 'see docs/operator-guide.md, "Job store on MongoDB"',
@@ -364,7 +375,7 @@ _ADVICE: Final = {
     "rights": "see that the API server of the cluster answers, and that the pod has its token",
     "policies": "see that the API server of the cluster answers, and that the pod has its token",
     "gang": "see that the API server of the cluster answers",
-    "two learners": "`weft explain JOB` and `weft logs JOB` say more",
-    "walls": "`weft explain JOB` and `weft logs JOB` say more",
-    "gpu": "`weft explain JOB` and `weft logs JOB` say more",
+    "two learners": _OF_JOB,
+    "walls": _OF_JOB,
+    "gpu": _OF_JOB,
 }

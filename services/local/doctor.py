@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import socket
 import stat
@@ -66,7 +67,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     yield _jobs(home)
     yield _objects(home)
     yield _broker(home)
-    yield "sandbox", True, _sandbox(), ""
+    yield "sandbox", True, _sandbox(home), ""
     yield _limits(home)
     yield _failpoints(home)
     yield quarantine_check(home)
@@ -89,7 +90,17 @@ def _failpoints(home: Home) -> tuple[str, bool, str, str]:
     detail = f"on in {on} services: they may die on purpose" if on else "off"
     if VARIABLE in os.environ:
         detail = f"{VARIABLE} is set here: what is started now may die on purpose"
-    return "failpoints", detail == "off", detail, f"unset {VARIABLE}, then weft down and weft up"
+    return "failpoints", detail == "off", detail, f"unset {VARIABLE}, then {_restart(home)}"
+
+
+def _restart(home: Home) -> str:
+    """The commands, in one line, that start the platform anew."""
+    return f"{home.command('down')} && {home.command('up')}"
+
+
+def _anew(home: Home) -> str:
+    """The commands, in one line, that make the certificates anew."""
+    return f"{home.command('down')} && rm -r {shlex.quote(str(home / 'tls'))} && {home.command('up')}"
 
 
 def _certificates(home: Home) -> tuple[str, bool, str, str]:
@@ -103,10 +114,12 @@ def _certificates(home: Home) -> tuple[str, bool, str, str]:
     try:
         until, name = min((valid_until(path), path.name) for path in certificates)
     except WeftError as error:
-        return "certificates", False, error.message, f"weft down; rm -r {home / 'tls'}; weft up"
+        return "certificates", False, error.message, _anew(home)
     days = (until - datetime.now(UTC)).days
     fix = (
-        "renew the files that WEFT_TLS_* name" if files is not None else "weft up renews them; see logs/supervisor.log"
+        "renew the files that WEFT_TLS_* name"
+        if files is not None
+        else f"{_restart(home)} renews them; see {home / 'logs' / 'supervisor.log'}"
     )
     return "certificates", days > _CERTIFICATE_DAYS_LEFT, f"{name} ends first, in {days} days", fix
 
@@ -151,7 +164,7 @@ def _objects(home: Home) -> tuple[str, bool, str, str]:
     return "object store", True, name, ""
 
 
-def _sandbox() -> str:
+def _sandbox(home: Home) -> str:
     """Checks by a short trial that the isolation ``sandbox`` can be had. Weft works without it."""
     root = os.geteuid() == 0
     plain = (
@@ -161,7 +174,7 @@ def _sandbox() -> str:
     )
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        return f"no bubblewrap: {plain}; to keep them apart: apt-get install bubblewrap, then weft down and up"
+        return f"no bubblewrap: {plain}; to keep them apart: apt-get install bubblewrap, then {_restart(home)}"
     user = _NOBODY if os.geteuid() == 0 else None
     argv = [bwrap, "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "--proc", "/proc", "--", "/bin/true"]
     try:

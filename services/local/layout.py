@@ -127,7 +127,7 @@ def listen_for_users(
     """
     listeners: dict[str, socket.socket] = {}
     requests = (
-        ("api", host, port, "give another with `weft up --port N`, or leave --port out"),
+        ("api", host, port, f"give another with `{home.command('up --port N')}`, or leave --port out"),
         ("api-grpc", grpc_host, grpc_port, "give another with WEFT_API_GRPC_PORT, or leave it out"),
     )
     with ExitStack() as on_failure:

@@ -65,8 +65,9 @@ def pods_address(settings: LocalSettings) -> str:
     """Chooses the address by which pods reach the metrics service. Raises WeftError without an advertised host."""
     host = settings.advertise
     if not host:
+        command = settings.installation.command("up --cluster kubernetes --advertise HOST")
         raise WeftError(
-            "learners in pods need an address of this machine: `weft up --cluster kubernetes --advertise HOST`, where "
+            f"learners in pods need an address of this machine: `{command}`, where "
             "HOST is its name or address in the cluster's network"
         )
     wanted = settings.learners_port or last_port(settings.installation, LEARNERS)

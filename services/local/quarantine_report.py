@@ -31,6 +31,6 @@ def quarantine_check(home: Home) -> tuple[str, bool, str, str]:
     if not held:
         return "quarantine", True, f"nothing{silent}", ""
     shown = [f"{item['kind']} {item['place']} ({item['reason']}; since {item['since']})" for item in held[:_SHOWN]]
-    more = [f"and {len(held) - _SHOWN} more: `weft status -o json`"] if len(held) > _SHOWN else []
+    more = [f"and {len(held) - _SHOWN} more: `{home.command('status -o json')}`"] if len(held) > _SHOWN else []
     advice = list(dict.fromkeys(f"{item['kind']}: {item['advice']}" for item in held))
     return "quarantine", False, "; ".join([*shown, *more]) + silent, "; ".join(advice)

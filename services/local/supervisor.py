@@ -369,7 +369,8 @@ def _prepare_addresses(settings: LocalSettings) -> dict[str, socket.socket]:
         pods = {LEARNERS: pods_address(settings)} if serves_pods(settings) else {}
         write_text(home.addresses_file, json.dumps(users | inner | pods))
     if serves_pods(settings) and LEARNERS not in home.addresses():
-        raise WeftError("services of this platform still run for another cluster; stop them with `weft down` first")
+        stop = home.command("down")
+        raise WeftError(f"services of this platform still run for another cluster; stop them with `{stop}` first")
     if uses_tls(home) and settings.tls_files is None:
         make_certificates(home)
     # An api that runs but hangs hands over nothing, and keeps its ports: the supervisor listens after its end.

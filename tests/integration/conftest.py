@@ -12,11 +12,14 @@ from tests import promises
 from tests.promises import Promise
 from tests.testbed import sets
 from tests.testbed.api import Api
+from tests.testbed.cli import SPEC, TRAIN, Weft
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner_telemetry import Learner, api_over, running_learner
 from tests.testbed.metrics import MetricsProcess, running
 from tests.testbed.platform import Platform, platform
+from tests.testbed.terminal import Output
 from weft import Client
+from weft._cli.main import run
 
 _DROPPED = "every-hint-dropped"
 
@@ -77,3 +80,31 @@ async def learner(api: Api, metrics: MetricsProcess, etcd: Etcd) -> AsyncIterato
     """Writes logs and metrics of a running job."""
     async with running_learner(api, metrics, etcd) as learner:
         yield learner
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A folder with a job of two learners."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "weft.yaml").write_text(SPEC)
+    (folder / "train.py").write_text(TRAIN)
+    return folder
+
+
+@pytest.fixture
+def weft(
+    weft_up: Platform, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Weft:
+    """Commands of a user of the platform."""
+    monkeypatch.setenv("WEFT_URL", weft_up.url)
+    monkeypatch.setenv("WEFT_KEY", weft_up.key)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def typed(*words: str | Path) -> Output:
+        exit_code = run([str(word) for word in words])
+        output = capsys.readouterr()
+        return Output(exit_code, output.out, output.err)
+
+    return typed

@@ -167,6 +167,20 @@ async def test_jobs_and_their_metrics_are_completed(api: Api, learner: Learner, 
     assert twin in await offered("kill", "digits", twin[:4])
     assert await offered("metrics", learner.job, "-m", "") == ["accuracy", "loss"]
     assert await offered("list", "-m", "l") == ["loss"]
+    assert await offered("diff", "dig") == ["digits"]
+
+
+async def test_groups_and_tags_are_completed(api: Api, weft: Terminal) -> None:
+    """`weft wait --group` completed nothing, although the name of a group is made up of digits."""
+    await api.submit({**SPEC, "tags": ["group=sweep-9cd60e", "nightly"]})
+    shell = BashComplete(group, {"obj": Call()}, "weft", "_WEFT_COMPLETE")
+    for words, expected in (
+        (["wait", "--group"], ["sweep-9cd60e"]),
+        (["list", "--group"], ["sweep-9cd60e"]),
+        (["kill", "-l"], ["group=sweep-9cd60e", "nightly"]),
+    ):
+        offered = await asyncio.to_thread(shell.get_completions, words, "")
+        assert [item.value for item in offered] == expected
 
 
 async def test_a_filter_finds_jobs_by_their_fields(api: Api) -> None:

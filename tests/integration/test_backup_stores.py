@@ -26,6 +26,7 @@ from services.core.runtime.processes import identify
 from services.local.backup.archive import Entry, Reader, Writer
 from services.local.backup.keys import key_file
 from services.local.backup.restore_marker import is_half_restored
+from services.local.backup.restoring import stop_command
 from services.local.backup.stores import Stores
 from services.local.commands import PLATFORM
 from tests.documents import NOW, a_job
@@ -263,7 +264,7 @@ def test_killed_restore_blocks_start_and_can_be_repeated(home: Path, tmp_path: P
     for share in (0, 0.9):
         killed("restore", other, tmp_path / "b", share)
         assert is_half_restored(Home(other))
-        with pytest.raises(WeftError, match=f"run `weft restore {tmp_path / 'b'}` again"):
+        with pytest.raises(WeftError, match=f"run `weft restore {tmp_path / 'b'} --home {other}` again"):
             PLATFORM.up(str(other), report=lambda _: None)
     restore(other, tmp_path / "b", halted=True)
     assert not is_half_restored(Home(other))
@@ -284,6 +285,17 @@ def test_restore_is_refused_while_a_service_in_another_container_runs(home: Path
         with pytest.raises(Conflict, match=r"lcm still run in other containers; .*docker compose stop lcm"):
             restore(other, tmp_path / "b", replace=True)
     restore(other, tmp_path / "b", replace=True)
+
+
+def test_restore_names_the_command_that_stops_the_services_of_containers_and_of_pods() -> None:
+    """On Kubernetes it said `docker compose stop`."""
+    in_containers = {name: f"tls:{name}:7001" for name in ("api", "lcm", "metrics", "node")}
+    assert stop_command(in_containers) == "docker compose stop api lcm metrics node"
+    in_pods = {name: f"tls:weft-{name}.weft-system.svc.cluster.local:7001" for name in in_containers}
+    assert stop_command({**in_pods, "api": "tls:0.0.0.0:7001"}) == (
+        "kubectl --namespace weft-system scale --replicas=0 "
+        "deployment/weft-api deployment/weft-lcm statefulset/weft-metrics"
+    )
 
 
 def test_restore_on_full_disk_reports_it_and_can_be_repeated(home: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_learner_that_runs_out_of_memory_fails_as_oom_killed(client: Client, w
         return
     job = client.jobs.submit(spec("python3 -c 'x = b\"x\" * (1 << 28)'")).wait(DONE_S)
     assert (job.status, job.reason) == ("FAILED", "OOMKilled")
-    assert "resources.memory" in job.message
+    assert "it used more than its limit of 64MiB; raise resources.memory" in job.message
 
 
 def test_explain_names_the_cause_from_the_output_of_the_learner_that_failed(client: Client) -> None:

@@ -60,6 +60,31 @@ def test_explanation_of_a_failed_job_names_the_command_for_the_learners_last_lin
     )
 
 
+@pytest.mark.parametrize(
+    ("resources", "field", "twice"),
+    [
+        ({"resources": {"memory": "512MiB"}}, "resources.memory", "1GiB"),
+        ({"learners": None, "roles": {"worker": {"count": 1, "memory": "3GB"}}}, "roles.worker.memory", "6GB"),
+    ],
+)
+def test_explanation_of_a_job_that_ran_out_of_memory_says_what_to_write_in_the_spec(
+    resources: dict[str, Any], field: str, twice: str
+) -> None:
+    verdict = Verdict(to=Status.FAILED, reason="OOMKilled", message="m", time=NOW, learner="worker-0", signal=9)
+    failed = job(Status.FAILED, reason="OOMKilled", message="m", verdict=verdict, released=NOW)
+    spec = {name: value for name, value in {**failed.spec, **resources}.items() if value is not None}
+    assert explained(replace(failed, spec=spec))[1] == [
+        f"raise `{field}` in the spec; `weft clone {ID} --set {field}={twice}` submits it again"
+    ]
+
+
+def test_explanation_of_a_job_that_ran_too_long_suggests_twice_its_own_time() -> None:
+    """It suggested 12h, whatever the job had."""
+    failed = job(Status.FAILED, reason="DeadlineExceeded", message="m", released=NOW)
+    hints = explained(replace(failed, spec={**failed.spec, "max_runtime": "45m"}))[1]
+    assert hints == [f"raise `max_runtime`; `weft clone {ID} --set max_runtime=1h30m` submits it again"]
+
+
 @pytest.mark.parametrize(("actor", "name"), [("user:eve", "eve"), ("", "its owner")])
 def test_explanation_of_a_killed_job_names_the_user_who_killed_it(actor: str, name: str) -> None:
     killed = job(Status.KILLED, desired=Desired.KILL, desired_by=actor, released=NOW)

@@ -129,7 +129,7 @@ def test_gang_with_more_learners_or_bytes_than_the_platform_takes_is_refused_wit
 def test_framework_without_an_image_on_this_cluster_is_refused_with_those_that_have_one() -> None:
     images = LibraryImages(named={"numpy-2": "registry.example/numpy:2"})
     spec = parse_spec({"name": "x", "command": "true", "framework": "jax:0.10"})
-    with pytest.raises(InvalidSpec, match=r"^/framework: this cluster has no image of jax 0\.10") as refused:
+    with pytest.raises(InvalidSpec, match=r"^framework: this cluster has no image of jax 0\.10") as refused:
         check_image(spec, images)
     (error,) = refused.value.errors
     assert error.pointer == "/framework"
@@ -184,7 +184,7 @@ async def test_code_with_requirements_is_refused_before_it_is_stored_where_learn
     if not refused:
         check_code(code, "kubernetes")
         return
-    with pytest.raises(InvalidSpec, match=r"^/code: its requirements.txt is not installed .* `image:`") as error:
+    with pytest.raises(InvalidSpec, match=r"^code: its requirements.txt is not installed .* `image:`") as error:
         check_code(code, "kubernetes")
     assert [field.pointer for field in error.value.errors] == ["/code"]
 

@@ -1,4 +1,4 @@
-"""`weft cluster`: the nodes, and what jobs hold of them."""
+"""`weft cluster`, `weft storage`: the nodes, what jobs hold of them, and what a tenant has stored."""
 
 from __future__ import annotations
 
@@ -56,3 +56,17 @@ def test_cluster_shows_the_devices_of_nodes_and_who_holds_them(
     assert [line.split()[-2:] for line in shown if line.startswith(("a ", "b "))] == [["rdma/hca", "2/4"], ["-", "-"]]
     held = {learner["learner"]: learner["devices"] for learner in document["nodes"][0]["learners"]}
     assert held == {"ps-0": {}, "worker-0": {"rdma/hca": 2}}
+
+
+def test_storage_shows_sizes_for_people_and_bytes_for_programs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`weft storage` printed 2581000 bytes."""
+    usage = {"tenant": "t", "objects": 12, "bytes": 2_581_000, "complete": True, "kinds": {"code": 1_750_000}}
+    monkeypatch.setenv("WEFT_KEY", "weft_k_s")
+    with scripted(lambda _request, _number: json_answer(usage)) as server:
+        monkeypatch.setenv("WEFT_URL", server.url)
+        assert run(["storage"]) == 0
+        assert capsys.readouterr().out.splitlines()[2:] == ["size     2.6 MB", "  code   1.8 MB"]
+        assert run(["storage", "-o", "json"]) == 0
+        assert json.loads(capsys.readouterr().out) == usage

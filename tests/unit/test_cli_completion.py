@@ -40,11 +40,20 @@ def test_statuses_are_completed_in_any_case() -> None:
 def test_profiles_are_completed() -> None:
     profiles = {name: Profile(url="http://127.0.0.1:9", key="k", name=name) for name in ("here", "home", "work")}
     write_config(Config("here", profiles))
-    assert completed("show", "--profile", "h") == ["here", "home"]
+    for words in (("show", "--profile"), ("profile",), ("logout",)):
+        assert completed(*words, "h") == ["here", "home"]
 
 
 @pytest.mark.parametrize(
-    "words", [("show", ""), ("logs", "j"), ("metrics", "a", "-m", ""), ("kill", "a", "b"), ("secret", "delete", "")]
+    "words",
+    [
+        ("show", ""),
+        ("logs", "j"),
+        ("metrics", "a", "-m", ""),
+        ("kill", "a", "b"),
+        ("secret", "delete", ""),
+        ("wait", "--group", ""),
+    ],
 )
 def test_nothing_is_offered_where_no_platform_answers(words: tuple[str, ...]) -> None:
     assert completed(*words) == []

@@ -138,6 +138,17 @@ def test_an_array_that_is_interrupted_names_its_jobs(
     assert "`weft kill --group sweep` ends them" in shown.err
 
 
+@pytest.mark.parametrize("words", [("--follow",), ("--wait-placed", "5")])
+def test_following_a_group_is_refused_with_the_command_that_waits_for_it(
+    train: Train, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """It was ignored: the jobs were submitted, and the command ended."""
+    api = Api()
+    assert train(api, "--array", "lr=1,2", *words) == 2
+    assert api.jobs == {}
+    assert f"{words[0]} is for one job; `weft wait --group NAME` waits for all jobs" in capsys.readouterr().err
+
+
 def test_a_submit_without_an_answer_says_how_it_is_repeated(
     train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

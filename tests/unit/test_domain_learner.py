@@ -21,6 +21,7 @@ from services.core.domain.learner import (
 from services.core.domain.outages import Outage, is_outage
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
+from services.core.domain.units import format_bytes
 from services.core.domain.verdict import decide_verdict
 from tests.documents import NOW, a_job
 
@@ -363,6 +364,15 @@ def test_a_failure_is_described_by_reason_and_message(end: Exit | str | None, re
     described, message = describe_failure(learner)
     assert (described, fragment in message) == (reason, True)
     assert describe_failure(replace(learner, reason="X", message="why")) == ("X", "why")
+
+
+def test_a_learner_that_ran_out_of_memory_names_its_limit_and_the_field_of_the_spec() -> None:
+    """The message named `resources.memory`, also where the role has a limit of its own, and no limit."""
+    spec = a_spec()
+    (learner,) = learners(spec, worker_0=failed(oom=True)).values()
+    limit = format_bytes(spec.role_resources("worker").memory)
+    wanted = f"learner worker-0 ran out of memory: it used more than its limit of {limit}; raise resources.memory"
+    assert describe_failure(learner, spec) == ("OOMKilled", wanted)
 
 
 # --- the job's status ------------------------------------------------

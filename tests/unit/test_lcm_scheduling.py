@@ -19,6 +19,7 @@ from services.lcm.scheduling.placement import (
     Gang,
     all_free,
     describe_excess,
+    describe_shortage,
     fits_as_placed,
     gang_of,
     pieces,
@@ -82,6 +83,16 @@ def test_what_is_larger_than_the_cluster_is_said_with_the_units_of_both_amounts(
     assert (
         describe_excess(large, [Free("n0", 2, 25 * GB, 0)])
         == "it requests 1 GPU, and this cluster has 0 GPUs; 900 GB of memory, and this cluster has 25 GB"
+    )
+
+
+def test_small_and_large_amounts_of_memory_have_units_that_people_read() -> None:
+    """ "0.0671 GB of memory" and "1.02e+03 GB"."""
+    small = gang("x", resources={"cpus": 1, "memory": "64MiB"})
+    assert describe_shortage(small, [Free("n0", 0, 0, 0)]).endswith("67.1 MB of memory (0 GB free)")
+    large = gang("x", resources={"cpus": 1, "memory": "2TB"})
+    assert describe_excess(large, [Free("n0", 2, 1024 * GB, 0)]).endswith(
+        "2 TB of memory, and this cluster has 1.02 TB"
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from services.core.adapters.folder.objects import STAGING, FolderObjectStore
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.home import Home
-from services.local.doctor import host_name_check
+from services.local.doctor import examine, host_name_check
 from services.local.layout import FOR_USERS, INNER, inner_addresses, listen_for_users, prepare
 
 
@@ -83,7 +83,8 @@ def test_tls_addresses_are_reused_and_no_two_servers_get_one_port(tmp_path: Path
 def test_a_requested_port_that_is_taken_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(WeftError, match=rf"port {port} is taken; give another with `weft up --port N`"):
+        advice = f"give another with `weft up --port N --home {tmp_path}`"
+        with pytest.raises(WeftError, match=f"port {port} is taken; {advice}"):
             listen(Home(tmp_path), port=port)
 
 
@@ -112,6 +113,16 @@ async def test_an_object_store_with_objects_and_no_mark_is_used_after_an_upgrade
     (home / "objects" / "tenants").mkdir()
     prepare(home)
     await FolderObjectStore(home / "objects").ping()
+
+
+def test_commands_that_doctor_prints_name_the_folder_of_the_platform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weft doctor --home DIR` said `weft down`, which stops another platform."""
+    monkeypatch.setenv("WEFT_FAILPOINTS", "")
+    (check,) = [check for check in examine(Home(tmp_path / "a b")) if check["check"] == "failpoints"]
+    folder = f"'{tmp_path / 'a b'}'"
+    assert f"weft down --home {folder} && weft up --home {folder}" in check["fix"]
 
 
 def test_doctor_names_the_line_of_etc_hosts_that_a_gang_needs() -> None:

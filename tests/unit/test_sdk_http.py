@@ -486,6 +486,17 @@ def test_download_takes_the_newest_attempt_with_files() -> None:
     assert choose(listed, "checkpoints") == []
 
 
+def test_logs_are_downloaded_into_folders_with_the_names_of_learners_as_results_are() -> None:
+    """`weft download --logs` wrote `learner-1`, and `--results` wrote `worker-0`."""
+    listed = [
+        Artifact("attempts/1/logs/learner-1/training-log.txt", 1, "", parse_time(TIME), "worker-0"),
+        Artifact("attempts/1/logs/learner-2/own/x", 1, "", parse_time(TIME), "ps-0"),
+        Artifact("attempts/1/results/worker-0/a", 1, "", parse_time(TIME), "worker-0"),
+    ]
+    assert [name for name, _artifact in choose(listed, "logs")] == ["worker-0/training-log.txt", "ps-0/own/x"]
+    assert [name for name, _artifact in choose(listed, "results")] == ["worker-0/a"]
+
+
 def test_download_of_results_that_are_on_a_claim_says_where(tmp_path: Path) -> None:
     stores = [{"id": "d", "type": "pvc", "claim": "kept"}]
     job = {**JOB, "spec": {"data_stores": stores, "outputs": {"store": "d", "path": "./team//out/"}}}

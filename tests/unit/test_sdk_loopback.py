@@ -98,6 +98,13 @@ def test_without_a_platform_the_error_says_that_nothing_was_sent_and_what_to_do(
         get(platform(f"http://127.0.0.1:{free_port()}"))
 
 
+def test_command_that_starts_a_platform_again_names_its_folder() -> None:
+    """After `weft up --home DIR` the error said `weft up`, which starts another platform."""
+    profile = Profile("other", f"http://127.0.0.1:{free_port()}", "k", "/srv/my weft")
+    with pytest.raises(NeverSent, match=r"start it with `weft up --home '/srv/my weft'`"):
+        get(Loopback(profile))
+
+
 def test_headers_paths_and_parameters_arrive_as_they_were_given(platform: Platforms) -> None:
     with scripted(lambda _, __: json_answer({})) as server:
         client = platform(f"{server.url}/prefix/")

@@ -54,7 +54,7 @@ class AsyncHttpx:
     """
 
     def __init__(self, profile: Profile, *, transport: httpx2.AsyncBaseTransport | None = None) -> None:
-        self._url = profile.url
+        self._url, self._home = profile.url, profile.home
         try:
             self._client = httpx2.AsyncClient(**client_options(profile), transport=transport)
         except httpx2.InvalidURL as wrong:
@@ -67,14 +67,14 @@ class AsyncHttpx:
         self, method: str, path: str, *, params: Mapping[str, Any], body: object, headers: Mapping[str, str]
     ) -> Answer:
         """``body``: sent as JSON; None: no body."""
-        with typed_errors(self._url):
+        with typed_errors(self._url, home=self._home):
             return _answer(await self._client.request(method, path, params=params, json=body, headers=headers))
 
     async def upload(
         self, path: str, *, parts: Sequence[tuple[str, Any]], headers: Mapping[str, str], answer_s: float
     ) -> Answer:
         """POST a multipart form. ``answer_s``: the longest time for the answer after the form is sent."""
-        with typed_errors(self._url):
+        with typed_errors(self._url, home=self._home):
             sent = self._client.post(path, files=parts, headers=headers, timeout=timeout(answer_s))
             return _answer(await sent)
 
@@ -82,7 +82,7 @@ class AsyncHttpx:
         self, path: str, *, params: Mapping[str, Any], headers: Mapping[str, str], silence_s: float
     ) -> AsyncStream:
         """A GET. ``silence_s``: the longest time between two pieces of the body."""
-        with typed_errors(self._url):
+        with typed_errors(self._url, home=self._home):
             request = self._client.build_request(
                 "GET", path, params=params, headers=headers, timeout=timeout(silence_s)
             )

@@ -32,10 +32,9 @@ def readable_places(layouts: Sequence[Layout], rows: Sequence[Sequence[str]], wi
     """The columns to show: all, but spare ones where flexible columns could not be read otherwise."""
     places = list(range(len(layouts)))
     while True:
-        kept = [layouts[place] for place in places]
         cells = [[row[place] for place in places] for row in rows]
-        widths = fit_widths(kept, cells, width)
         natural = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
+        widths = _shrunk(natural, _least_widths([layouts[place] for place in places], natural), width)
         spare = max(places, key=lambda place: layouts[place].spare)
         fits = sum(widths) + len(_GAP) * (len(widths) - 1) <= width
         readable = all(fitted >= min(whole, _READABLE) for fitted, whole in zip(widths, natural, strict=True))
@@ -57,17 +56,31 @@ def cell_width(text: str) -> int:
 
 
 def fit_widths(layouts: Sequence[Layout], rows: Iterable[Sequence[str]], width: int) -> list[int]:
-    """The width of each column. Flexible and folded ones give way, the widest first, until ``width`` holds them all."""
-    widths = [max(1, *map(cell_width, column)) for column in zip(*rows, strict=True)]
-    least = [
-        min(natural, _LEAST_FOLDED if layout.wraps else _LEAST if layout.flexible else natural)
-        for layout, natural in zip(layouts, widths, strict=True)
+    """The width of each column, so that ``width`` holds them all.
+
+    Flexible and folded columns give way, the widest first. Only where that is not enough, the others do.
+    """
+    natural = [max(1, *map(cell_width, column)) for column in zip(*rows, strict=True)]
+    least = _least_widths(layouts, natural)
+    return _shrunk(_shrunk(natural, least, width), [min(_LEAST, fitted) for fitted in least], width)
+
+
+def _least_widths(layouts: Sequence[Layout], natural: Sequence[int]) -> list[int]:
+    """The widths below which columns cannot be read well."""
+    return [
+        min(whole, _LEAST_FOLDED if layout.wraps else _LEAST if layout.flexible else whole)
+        for layout, whole in zip(layouts, natural, strict=True)
     ]
+
+
+def _shrunk(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """The widths, made smaller one by one, the widest first, until they fit or each is at its least."""
+    widths = list(widths)
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
     while excess > 0:
         place = max(range(len(widths)), key=lambda index: (widths[index] > least[index], widths[index]))
         if widths[place] <= least[place]:
-            break  # nothing can give way: the terminal wraps
+            break
         widths[place] -= 1
         excess -= 1
     return widths

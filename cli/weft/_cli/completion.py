@@ -1,4 +1,4 @@
-"""What the shell completes: jobs, statuses, secrets, profiles, metric names, fields of the spec.
+"""What the shell completes: jobs, groups, tags, statuses, secrets, profiles, metric names, fields of the spec.
 
 Completion never fails and never waits: without an answer there is nothing to complete. Imports click alone.
 """
@@ -27,6 +27,8 @@ STATUSES: Final = (
     "FAILED",
     "KILLED",
 )
+GROUP_TAG: Final = "group="
+"""A group is the tag that begins so."""
 _NEWEST: Final = 100
 """Jobs that are offered."""
 
@@ -52,6 +54,31 @@ def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) 
     # Ids are offered once the beginning of one is typed: names are what people know.
     ids = {id_ for id_, _, _ in jobs}
     return [item for item in items if item.value.startswith(incomplete) and (incomplete or item.value not in ids)]
+
+
+def complete_tag(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Tags of the newest jobs."""
+    return _starting([(tag, "") for tag in _newest_tags(ctx)], incomplete)
+
+
+def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Groups of the newest jobs."""
+    groups = [tag.removeprefix(GROUP_TAG) for tag in _newest_tags(ctx) if tag.startswith(GROUP_TAG)]
+    return _starting([(group, "") for group in groups], incomplete)
+
+
+def _newest_tags(ctx: click.Context) -> list[str]:
+    from weft._errors import WeftError
+
+    client = _client(ctx)
+    if client is None:
+        return []
+    try:
+        with client:
+            jobs = list(client.jobs.list(limit=_NEWEST))
+    except (WeftError, OSError):
+        return []
+    return list(dict.fromkeys(tag for job in jobs for tag in job.document.get("tags") or ()))
 
 
 def complete_secrets(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

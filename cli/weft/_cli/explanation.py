@@ -19,7 +19,8 @@ def explanation(answer: Mapping[str, Any], name: str, columns: int) -> str:
 
 
 def startup_text(steps: list[str], columns: int) -> str:
-    """The lines of the start-up under their title; empty without steps."""
+    """The rows of the start-up under their title, each cut to ``columns``; empty without steps."""
     if not steps:
         return ""
-    return wrapped("\n".join(["  start-up:", *(f"{_INDENT}{step}" for step in steps)]), columns, indent=_INDENT)
+    rows = [f"{_INDENT}{step}" for step in steps]
+    return "\n".join(["  start-up:", *(row if len(row) <= columns else f"{row[: columns - 1]}…" for row in rows)])

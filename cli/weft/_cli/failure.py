@@ -13,7 +13,7 @@ from weft._errors import Unauthenticated, WeftError
 INTERRUPTED = 130
 MACHINE = frozenset({"json", "yaml"})
 """The forms of output that programs read."""
-_KEY = "`weft login URL` signs in with another key; `weft up` writes this machine's anew."
+_KEY = "`weft login URL` signs in with another key; on the platform's machine `weft up --home DIR` writes its key anew."
 
 
 def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:
@@ -80,8 +80,7 @@ def weft_error(failure: WeftError, *, form: str = "table") -> int:
         line(f"{len(failure.errors)} things are wrong:")
         for error in failure.errors:
             hint = f" ({error.hint})" if error.hint else ""
-            place = f"{error.place}: " if error.place else ""
-            _say(f"  {place}{error.path or 'spec'}: {error.message}{hint}")
+            _say(f"  {error.where or 'spec'}: {error.message}{hint}")
     else:
         unknown_key = isinstance(failure, Unauthenticated) and "`weft" not in failure.message
         line(failure.message, then=_KEY if unknown_key else "")

@@ -18,20 +18,22 @@ from weft._spec_file import SpecFile
 def located(refused: InvalidRequest, spec: SpecFile) -> InvalidRequest:
     """The same error, with the file and line of each field, in the order of lines.
 
-    The command line's own changes have no line.
+    The command line's own changes have their --set instead.
     """
     errors = tuple(
         FieldError(e.pointer, e.message, e.hint, _place(spec, e.pointer))
         for e in sorted(refused.errors, key=lambda error: spec.line_of(error.pointer) or 0)
     )
     if len(errors) == 1:
-        hint, place = f"; {errors[0].hint}" if errors[0].hint else "", errors[0].place
-        field = f" {errors[0].path}:" if errors[0].path else ""
-        return type(refused)(f"{place}:{field} {refused.errors[0].message}{hint}", errors=errors, status=refused.status)
+        hint = f"; {errors[0].hint}" if errors[0].hint else ""
+        message = f"{errors[0].where}: {errors[0].message}{hint}"
+        return type(refused)(message, errors=errors, status=refused.status)
     return type(refused)(refused.message, errors=errors, status=refused.status, trace_id=refused.trace_id)
 
 
 def _place(spec: SpecFile, pointer: str) -> str:
+    if setting := spec.setting_of(pointer):
+        return f"--set {setting}"
     line = spec.line_of(pointer)
     return f"{spec.path}:{line}" if line else str(spec.path)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from weft._cli.call import Call
-from weft._cli.completion import complete_jobs
+from weft._cli.completion import GROUP_TAG, complete_group, complete_jobs, complete_tag
 
 F = TypeVar("F", bound=Callable[..., Any])
 MOST: Final = 1_000
@@ -29,14 +29,16 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def many_jobs(command: F) -> F:
     """Several jobs: by id or name, --group, or -l TAG."""
     argument = click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=complete_jobs)
-    group = click.option("--group", metavar="NAME", help="All jobs of this group (`weft train --array`).")
-    tag = click.option("--tag", "-l", metavar="TAG", help="All jobs with this tag.")
+    group = click.option(
+        "--group", metavar="NAME", shell_complete=complete_group, help="All jobs of this group (`weft train --array`)."
+    )
+    tag = click.option("--tag", "-l", metavar="TAG", shell_complete=complete_tag, help="All jobs with this tag.")
     return argument(group(tag(command)))
 
 
 def tag_of(group: str) -> str:
     """The tag of a group."""
-    return f"group={group}"
+    return f"{GROUP_TAG}{group}"
 
 
 def named_jobs(call: Call, jobs: Sequence[str], group: str | None, tag: str | None) -> tuple[str, ...]:

@@ -14,21 +14,29 @@ from weft._records import parse_time
 
 MOST_SORTED: Final = 10_000
 """Jobs that are read to be sorted."""
+_LONG_METRIC: Final = 12
+"""A metric's name that is longer may be cut. Values are shorter, and stay whole."""
 
 
 def job_table(documents: Sequence[dict[str, Any]], metrics: Sequence[str], wide: bool) -> str:
     """A row for each job; a column for each of ``metrics`` (NAME, NAME:min or NAME:max)."""
     has_progress = any("progress" in job for job in documents)
+    # Metrics were requested: on a narrow terminal they are left out after the others, the last one first. Next to go
+    # is the name, so that the id and the first metric stay.
+    last = len(metrics) + 1
     columns = [
         Column("ID"),
-        Column("NAME", flexible=True),
+        Column("NAME", flexible=True, spare=1 if metrics else 0),
         Column("STATUS"),
-        Column("LEARNERS", right=True, spare=4),
-        Column("AGE", right=True, spare=3),
-        Column("TOOK", right=True, spare=2),
-        *([Column("DONE", right=True, spare=1)] if has_progress else []),
-        *(Column(metric.upper(), right=True) for metric in metrics),
-        Column("WHY", flexible=True),
+        Column("LEARNERS", right=True, spare=last + 4),
+        Column("AGE", right=True, spare=last + 3),
+        Column("TOOK", right=True, spare=last + 2),
+        *([Column("DONE", right=True, spare=last + 1)] if has_progress else []),
+        *(
+            Column(metric.upper(), flexible=len(metric) > _LONG_METRIC, right=True, spare=place + 1 if place else 0)
+            for place, metric in enumerate(metrics)
+        ),
+        Column("WHY", flexible=True, spare=last if metrics else 0),
         Column("USER", wide_only=True),
         Column("TENANT", wide_only=True),
         Column("CPUS", right=True, wide_only=True),

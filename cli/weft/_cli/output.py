@@ -1,8 +1,8 @@
 """Prints one answer in the requested form. With json, yaml and name, stdout carries that and nothing else.
 
 Tables fit the terminal: columns that may shrink end in an ellipsis, some are left out before that, and the rest is
-never cut; tables that were requested wide are as wide as they need to be. Where stdout is no terminal they are as wide
-as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
+cut only where even that does not suffice; tables that were requested wide are as wide as they need to be. Where
+stdout is no terminal they are as wide as they need to be (unless COLUMNS says otherwise), so that grep sees everything.
 """
 
 from __future__ import annotations
@@ -144,6 +144,15 @@ def emit_line(call: Call, document: Any, *, people: str) -> None:
         print(f"---\n{yaml_text(document)}", end="", flush=True)
     else:
         click.echo(people)
+
+
+def next_commands(commands: Sequence[tuple[str, str]]) -> str:
+    """Lines of (command, what it does); on a terminal that is too narrow the commands alone, which can be copied."""
+    widest = max(len(command) for command, _ in commands)
+    lines = [f"  {command:<{widest}}  {text}" for command, text in commands]
+    if max(map(len, lines)) > width():
+        lines = [f"  {command}" for command, _ in commands]
+    return "\n".join(lines)
 
 
 def details(pairs: Iterable[tuple[str, object]]) -> str:

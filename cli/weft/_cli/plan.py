@@ -10,7 +10,7 @@ from weft._cli.text import amounts, count, one_line, plain, size, wrapped
 if TYPE_CHECKING:
     from weft._archive import Archive, Listing
 
-_LEFT_OUT_SHOWN = 5
+_LEFT_OUT_SHOWN = 10
 _FITS = {
     "now": "it fits now",
     "later": "it fits, but has to wait",

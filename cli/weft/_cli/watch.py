@@ -25,9 +25,9 @@ from weft._cli.ends import end_message, exit_code
 from weft._cli.job_table import took_s
 from weft._cli.lines import LineWriter
 from weft._cli.notices import note
-from weft._cli.output import STATUS_STYLES
+from weft._cli.output import STATUS_STYLES, next_commands
 from weft._cli.startup import fetching
-from weft._cli.text import one_line, span
+from weft._cli.text import fitted, one_line, span
 from weft._errors import WeftError
 from weft._follow import End, Event, Follow
 from weft._job import Job
@@ -36,10 +36,14 @@ from weft._records import HistoryEvent, LogLine, Point, parse_time
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
+    from rich.text import Text
 
 _REDRAW_S: Final = 0.15
 _KEPT: Final = 50
 """So many of the last pieces of output are printed again when the terminal has changed its size."""
+_ECHO: Final = 3
+"""Columns that the status line leaves free. The terminal draws ^C behind it: on a full line it would continue on the
+next one, and the view, which is drawn again from there, would leave its title behind."""
 _PROGRESS_S: Final = 2.0
 _MOST_BARS: Final = 4
 """Progress bars of learners below the curve."""
@@ -145,15 +149,13 @@ def _poll_progress(job: Job, messages: queue.Queue[Message], over: threading.Eve
 
 
 def _detached(job: Job) -> str:
-    return "\n".join(
-        [
-            "",
-            f"no longer following; {one_line(job.name)} keeps running:",
-            f"  weft watch {job.id}        follow it again",
-            f"  weft metrics {job.id}      its curves",
-            f"  weft kill {job.id}         end it",
-        ]
+    commands = (
+        (f"weft watch {job.id}", "follow it again"),
+        (f"weft metrics {job.id}", "its curves"),
+        (f"weft kill {job.id}", "end it"),
     )
+    head = fitted(f"no longer following; {one_line(job.name)} keeps running:", sys.stdout)
+    return f"\n{head}\n{next_commands(commands)}"
 
 
 class _View:
@@ -208,7 +210,7 @@ class _View:
     def close(self) -> None: ...
 
     def finish(self, end: End) -> None:
-        print(end_message(self.job.name, end.status, end.reason, end.message))
+        print(fitted(end_message(self.job.name, end.status, end.reason, end.message), sys.stdout))
         if self.curves.latest:
             print(f"  {self.curves.summary()}")
         if end.status == "FAILED" and end.reason in {"ExitCode", "Signalled"}:
@@ -345,9 +347,11 @@ class _Screen(_View):
         picture = [Text(line, style="cyan", no_wrap=True, overflow="crop") for line in lines]
         bars = bar_texts(self.progress, several=self.writer.several) if self.status == "PROCESSING" else []
         picture += [Text(bar, no_wrap=True, overflow="ellipsis") for bar in bars[:_MOST_BARS]]
-        return Group(*picture, self._status_line())
+        status = self._status_line()
+        status.truncate(max(1, columns - _ECHO), overflow="ellipsis")
+        return Group(*picture, status)
 
-    def _status_line(self) -> RenderableType:
+    def _status_line(self) -> Text:
         from rich.text import Text
 
         parts = [span(elapsed_s(self.job.document))]

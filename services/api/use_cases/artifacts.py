@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,7 +12,10 @@ from services.api.access import Principal
 from services.api.answers import Answer, Time, as_time, doc
 from services.api.artifacts import Artifact
 from services.api.params import Params, wrong_parameter
+from services.api.platform import spec_of
 from services.api.services import ApiServices
+from services.core.domain.job import Job
+from services.core.domain.learner import learner_names
 
 
 class ArtifactsParams(Params):
@@ -33,6 +36,7 @@ class JobArtifact(Answer):
     size: Annotated[int, doc("Bytes.")]
     modified: Annotated[Time, doc("When it was stored.")]
     etag: Annotated[str, doc("Changes with the content.")]
+    learner: Annotated[str, doc("Name of the learner that left it, e.g. worker-0; empty if unknown, and of code.zip.")]
 
 
 class ListArtifactsReply(Answer):
@@ -62,15 +66,43 @@ async def list_artifacts(
     if prefix and not (prefix.startswith("attempts/") and prefix.endswith("/")):
         raise wrong_parameter("prefix", "a prefix begins with attempts/ and ends with /")
     artifacts, following = await services.artifacts.list(job, prefix=prefix, after=params.after, limit=params.limit)
-    return ListArtifactsReply(artifacts=[_artifact(artifact) for artifact in artifacts], next=following)
+    names = _learner_names(job)
+    return ListArtifactsReply(artifacts=[_artifact(artifact, names) for artifact in artifacts], next=following)
 
 
 async def get_artifact(services: ApiServices, principal: Principal, job_id: str, path: str) -> Download:
     """The file of this path. Raises NotFound."""
-    artifact = await services.artifacts.find(await services.jobs.get(principal, job_id), path)
-    return Download(_artifact(artifact), lambda start, end: services.artifacts.read(artifact, start=start, end=end))
+    job = await services.jobs.get(principal, job_id)
+    artifact = await services.artifacts.find(job, path)
+    shown = _artifact(artifact, _learner_names(job))
+    return Download(shown, lambda start, end: services.artifacts.read(artifact, start=start, end=end))
 
 
-def _artifact(artifact: Artifact) -> JobArtifact:
+def _artifact(artifact: Artifact, learner_names: Sequence[str]) -> JobArtifact:
     meta = artifact.meta
-    return JobArtifact(path=artifact.path, size=meta.size, modified=as_time(meta.modified), etag=meta.etag)
+    return JobArtifact(
+        path=artifact.path,
+        size=meta.size,
+        modified=as_time(meta.modified),
+        etag=meta.etag,
+        learner=_learner_of(artifact.path, learner_names),
+    )
+
+
+def _learner_names(job: Job) -> Sequence[str]:
+    """In the order of their ranks; empty if this version cannot read the spec."""
+    spec = spec_of(job)
+    return learner_names(spec) if spec is not None else ()
+
+
+def _learner_of(path: str, names: Sequence[str]) -> str:
+    """The learner that left a file. Folders of logs are numbered from 1 (FfDL's layout), others have its name."""
+    parts = path.split("/", 4)
+    if len(parts) < 5:
+        return ""
+    folder = parts[3]
+    if parts[2] != "logs":
+        return folder
+    number = folder.removeprefix("learner-")
+    place = int(number) - 1 if number.isdecimal() and len(number) < 10 else -1
+    return names[place] if 0 <= place < len(names) else ""

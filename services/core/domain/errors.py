@@ -27,6 +27,7 @@ Adapters translate the errors of their libraries into these. No other error cros
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +42,19 @@ class FieldError:
     """What is wrong."""
     hint: str = ""
     """What to write instead; may be empty."""
+
+    @property
+    def path(self) -> str:
+        """The field as a spec writes it: ``roles.worker.count``; empty for the whole document."""
+        parts = self.pointer.split("/")[1:]
+        return ".".join(part.replace("~1", "/").replace("~0", "~") for part in parts)
+
+
+def field_summary(errors: Sequence[FieldError], *, document: str = "the spec") -> str:
+    """The first error with its field and its hint, and how many more there are. ``document``: the name of the whole."""
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{first.path or document}: {first.message}{'; ' + first.hint if first.hint else ''}{more}"
 
 
 class WeftError(Exception):

@@ -9,6 +9,7 @@ from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.outages import is_outage
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import Phase
+from services.core.domain.units import format_bytes
 
 
 def succeeded(learner: LearnerStatus) -> bool:
@@ -38,15 +39,18 @@ def may_retry(job: Job, spec: JobSpec, end: Exit | None) -> bool:
     return not spec.retries.on or (end is not None and f"exit:{end.shell_code}" in spec.retries.on)
 
 
-def describe_failure(learner: LearnerStatus) -> tuple[str, str]:
-    """Returns (reason: a stable word for machines, message: what happened and where to look)."""
+def describe_failure(learner: LearnerStatus, spec: JobSpec | None = None) -> tuple[str, str]:
+    """Returns (reason: a stable word for machines, message: what happened and where to look).
+
+    ``spec``: of its job; with it the message says which limit was reached.
+    """
     if learner.reason:
         return learner.reason, learner.message or f"learner {learner.name} could not start"
     end = learner.exit
     if end is None or end.lost:
         return "LearnerLost", f"learner {learner.name} disappeared: its process and the parent process are gone"
     if end.oom:
-        return "OOMKilled", f"learner {learner.name} ran out of memory; raise resources.memory"
+        return "OOMKilled", f"learner {learner.name} ran out of memory{_memory_advice(learner, spec)}"
     if end.disk_exceeded:
         return "DiskExceeded", (
             f"learner {learner.name} was ended: {end.disk_exceeded}, a bound that the operator has set; "
@@ -61,3 +65,10 @@ def describe_failure(learner: LearnerStatus) -> tuple[str, str]:
             name = f"signal {end.signal}"
         return "Signalled", f"learner {learner.name} was ended by {name}; see its log (rank {learner.rank})"
     return "ExitCode", f"learner {learner.name} exited with code {end.code}; see its log (rank {learner.rank})"
+
+
+def _memory_advice(learner: LearnerStatus, spec: JobSpec | None) -> str:
+    if spec is None or learner.role not in spec.roles:
+        return "; raise resources.memory"
+    limit = format_bytes(spec.role_resources(learner.role).memory)
+    return f": it used more than its limit of {limit}; raise {spec.memory_field(learner.role)}"

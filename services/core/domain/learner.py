@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.startup import Span
 from services.core.domain.status import PHASE_ORDER, Phase, Status
 
+if TYPE_CHECKING:
+    from services.core.domain.spec import JobSpec
+
 
 def learner_name(role: str, index: int) -> str:
     """Returns ``<role>-<index>``, e.g. ``worker-0``; ``index`` counts from 0 within the role."""
     return f"{role}-{index}"
+
+
+def learner_names(spec: JobSpec) -> list[str]:
+    """The names of all learners, in the order of their global ranks."""
+    return [learner_name(name, index) for name, role in spec.roles.items() for index in range(role.count)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

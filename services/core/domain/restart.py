@@ -101,7 +101,7 @@ def next_restart(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus],
     first = min(ready, key=lambda learner: (end_time(learner, now), learner.rank), default=None)
     if first is None:
         return None
-    return Restart(first.name, *describe_failure(first), budgeted=not is_infrastructure(first))
+    return Restart(first.name, *describe_failure(first, spec), budgeted=not is_infrastructure(first))
 
 
 def _is_settled(spec: JobSpec, learner: LearnerStatus, now: int) -> bool:

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from services.core.domain import s3_data
-from services.core.domain.errors import FieldError, InvalidSpec
+from services.core.domain.errors import FieldError, InvalidSpec, field_summary
 from services.core.domain.sizes import SIZES, Size, as_devices
 from services.core.domain.spec_errors import plain_message
 from services.core.domain.units import format_bytes, format_duration, parse_bytes, parse_duration
@@ -390,6 +390,10 @@ class JobSpec(_Model):
             devices=as_devices(of_job.devices if of_role.devices is None else of_role.devices),
         )
 
+    def memory_field(self, role: str) -> str:
+        """The field that sets the memory of the role's learners, as a path in the spec."""
+        return "resources.memory" if self.roles[role].memory is None else f"roles.{role}.memory"
+
 
 class _Contradictions(ValueError):
     """Carries several field errors through a pydantic validator, which can raise only one error."""
@@ -497,7 +501,7 @@ def parse_spec(document: object) -> JobSpec:
     else:
         if not errors:
             return spec
-    raise InvalidSpec(_summary(tuple(errors)), errors=tuple(errors)) from None
+    raise InvalidSpec(field_summary(tuple(errors)), errors=tuple(errors)) from None
 
 
 def _shorthand_errors(document: object) -> Iterator[FieldError]:
@@ -514,14 +518,6 @@ def _shorthand_errors(document: object) -> Iterator[FieldError]:
 def dump_spec(spec: JobSpec) -> dict[str, Any]:
     """Returns the stored form: a JSON object without defaults. ``parse_spec`` of it returns an equal spec."""
     return spec.model_dump(mode="json", exclude_defaults=True)
-
-
-def _summary(errors: tuple[FieldError, ...]) -> str:
-    """The first error, and how many more there are."""
-    first = errors[0]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    where = first.pointer or "the spec"
-    return f"{where}: {first.message}{'; ' + first.hint if first.hint else ''}{more}"
 
 
 def _field_errors(detail: ErrorDetails) -> Iterator[FieldError]:

@@ -113,7 +113,7 @@ def _first_failure(
     if not fatal and not _all_deciding_failed(job, spec, learners):
         return None
     first = min(fatal or failures, key=lambda learner: (end_time(learner, now), learner.rank))
-    reason, message = describe_failure(first)
+    reason, message = describe_failure(first, spec)
     end = first.exit
     infrastructure = is_infrastructure(first)
     retry = infrastructure or may_retry(job, spec, end)

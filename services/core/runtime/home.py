@@ -53,6 +53,12 @@ class Home:
     def __truediv__(self, part: str) -> Path:
         return self.root / part
 
+    def command(self, words: str) -> str:
+        """The command ``weft WORDS`` for this installation. Without its folder it could be another's."""
+        import shlex  # noqa: PLC0415 - most commands print none
+
+        return f"weft {words} --home {shlex.quote(str(self.root))}"
+
     @property
     def addresses_file(self) -> Path:
         """The file that ``weft up`` writes the services' addresses to."""
@@ -63,7 +69,8 @@ class Home:
         try:
             return dict(json.loads(self.addresses_file.read_text()))
         except FileNotFoundError:
-            raise Unavailable(f"nothing has been started in {self.root}; start it with `weft up`") from None
+            message = f"nothing has been started in {self.root}; start it with `{self.command('up')}`"
+            raise Unavailable(message) from None
 
     def address(self, name: str) -> Address:
         """Returns the address of a server. Raises Unavailable where it has none.

@@ -189,7 +189,7 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     parts = [
         f"{_counted(needed[0], 'GPU')} ({_number(there[0])} free)",
         f"{_counted(needed[1], 'CPU')} ({_number(there[1])} free)",
-        f"{needed[2]:.3g} GB of memory ({there[2]:.3g} GB free)",
+        f"{_memory(needed[2])} of memory ({_memory(there[2])} free)",
     ]
     parts = parts if needed[0] else parts[1:]
     parts += [f"{count} {name} ({present.get(name, 0)} free)" for name, count in devices]
@@ -223,7 +223,14 @@ _UNITS: Final = (("GPU", ""), ("CPU", ""), ("GB", " of memory"))
 
 
 def _counted(value: float, unit: str) -> str:
-    return f"{_number(value)} {unit}{'' if unit == 'GB' or value == 1 else 's'}"
+    return _memory(value) if unit == "GB" else f"{_number(value)} {unit}{'' if value == 1 else 's'}"
+
+
+def _memory(gigabytes: float) -> str:
+    """In three digits: 67.1 MB, 25 GB, 1.02 TB."""
+    if gigabytes >= 999.5:
+        return f"{gigabytes / 1000:.3g} TB"
+    return f"{gigabytes:.3g} GB" if gigabytes >= 0.9995 or gigabytes == 0 else f"{gigabytes * 1000:.3g} MB"
 
 
 def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, float]:

@@ -6,6 +6,7 @@ While it exists the home holds a part of a platform at best, so nothing is start
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any, Final
 
 from services.core.adapters.folder import files
@@ -30,7 +31,8 @@ def refuse_half_restored(home: Home) -> None:
         backup = str(json.loads((home / _NAME).read_text())["backup"])
     except (OSError, *MALFORMED):
         backup = "FILE"
-    raise WeftError(f"a restore into {home.root} was cut off; run `weft restore {backup}` again, then start")
+    again = home.command(f"restore {shlex.quote(backup)}")
+    raise WeftError(f"a restore into {home.root} was cut off; run `{again}` again, then start")
 
 
 def begin(home: Home, document: dict[str, Any]) -> None:

@@ -12,11 +12,10 @@ import fcntl
 import itertools
 import json
 import os
-import shlex
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,6 +55,8 @@ from services.local.learners import end_all
 _OPERATIONS: Final = "-ops"
 _CONNECT_S: Final = 5.0
 _EVERY_ADDRESS: Final = "0.0.0.0"  # noqa: S104 - compared only
+_IN_PODS: Final = frozenset({"api", "guardian", "lcm", "metrics", "worker"})
+"""The services that the chart starts."""
 _THIS_MACHINE: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 """Processes of this machine are known by their files."""
 _CONCURRENT_WRITES: Final = 64
@@ -172,7 +173,7 @@ def _opened_file(path: Path) -> Generator[tuple[BinaryIO, int]]:
 def _platform_stopped(home: Home) -> Generator[None]:
     """Holds the supervisor's lock, so that the platform cannot start. Raises Conflict if it runs."""
     prepare(home)
-    stop = f"weft down --home {shlex.quote(str(home.root))}"  # without it another platform could be meant
+    stop = home.command("down")
     with (home / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,10 +199,22 @@ def _check_containers_stopped(home: Home) -> None:
     services = {name.removesuffix(_OPERATIONS): text for name, text in addresses.items() if name.endswith(_OPERATIONS)}
     running = sorted(name for name, text in services.items() if _answers(name, Address(text)))
     if running:
-        raise Conflict(
-            f"{', '.join(running)} still run in other containers; stop them with"
-            f" `docker compose stop {' '.join(sorted(services))}`, then restore"
-        )
+        stop = stop_command(services)
+        raise Conflict(f"{', '.join(running)} still run in other containers; stop them with `{stop}`, then restore")
+
+
+def stop_command(services: Mapping[str, str]) -> str:
+    """The command that stops services of containers or pods. ``services``: name -> operations address, as here seen."""
+    for service, text in services.items():
+        address = Address(text)
+        host = "" if address.socket is not None else address.host_port[0]
+        name, namespace, *domain = (*host.split("."), "", "")
+        if domain[0] == "svc" and name.endswith(f"-{service}"):  # the chart's Service RELEASE-NAME of a namespace
+            release = name.removesuffix(service)
+            kinds = {name: "statefulset" if name == "metrics" else "deployment" for name in sorted(services)}
+            scaled = " ".join(f"{kind}/{release}{name}" for name, kind in kinds.items() if name in _IN_PODS)
+            return f"kubectl --namespace {namespace} scale --replicas=0 {scaled}"
+    return f"docker compose stop {' '.join(sorted(services))}"
 
 
 def _answers(service: str, address: Address) -> bool:

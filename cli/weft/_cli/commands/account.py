@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from weft._cli.call import Call, command
+from weft._cli.completion import complete_profile
 
 if TYPE_CHECKING:
     from weft._cli.answers import Answers, Types
+    from weft._profile import Config
 
 ANSWERS: Final[Answers] = {
     "login": {
@@ -56,7 +58,6 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
     The key is tried before it is stored. On a terminal it is asked for unless it is given; WEFT_KEY works, too.
     """
     import os
-    from urllib.parse import urlsplit
 
     from weft._cli.output import emit
     from weft._client import Client
@@ -70,10 +71,12 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
         if not sys.stdin.isatty():
             raise click.UsageError("no key: give it with --key-stdin, --key or WEFT_KEY")
         key = click.prompt("API key", hide_input=True)
-    profile = Profile(name or call.profile or urlsplit(address).hostname or "default", address, str(key).strip())
+    config = read_config()
+    name = name or call.profile or _name_for(config, address)
+    profile = Profile(name, address, str(key).strip())
     with Client(address, profile.key) as client:
         me = client.whoami()
-    write_config(read_config().with_profile(profile, current=True))
+    write_config(config.with_profile(profile, current=True))
     document = {"profile": profile.name, "url": address, "user": me.get("user"), "tenant": me.get("tenant")}
     emit(
         call,
@@ -83,8 +86,17 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
     )
 
 
+def _name_for(config: Config, address: str) -> str:
+    """The host's name; with a number if that is the name of another platform, whose key must not be lost."""
+    from urllib.parse import urlsplit
+
+    host = urlsplit(address).hostname or "default"
+    names = (host, *(f"{host}-{number}" for number in range(2, 10_000)))
+    return next(name for name in names if name not in config.profiles or config.profiles[name].url == address)
+
+
 @command("logout")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_profile)
 def logout_command(call: Call, name: str | None) -> None:
     """Forget a platform and its key.
 
@@ -132,10 +144,11 @@ def whoami_command(call: Call) -> None:
 def storage_command(call: Call) -> None:
     """Show what the tenant has stored.
 
-    Bytes of code, results, logs and checkpoints, at most a minute old. Deleted jobs count until the operator's
-    retention time is over.
+    Sizes of code, results, logs and checkpoints, at most a minute old; in JSON and YAML they are bytes. Deleted jobs
+    count until the operator's retention time is over.
     """
     from weft._cli.output import details, emit
+    from weft._cli.text import size
 
     usage = call.client.storage()
 
@@ -146,8 +159,8 @@ def storage_command(call: Call) -> None:
             [
                 ("tenant", usage.get("tenant")),
                 ("objects", f"{usage.get('objects', 0):,}{more}"),
-                ("bytes", f"{usage.get('bytes', 0):,}{more}"),
-                *((f"  {kind}", f"{size:,}") for kind, size in kinds),
+                ("size", f"{size(usage.get('bytes', 0))}{more}"),
+                *((f"  {kind}", size(count)) for kind, count in kinds),
             ]
         )
 
@@ -155,7 +168,7 @@ def storage_command(call: Call) -> None:
 
 
 @command("profile")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_profile)
 def profile_command(call: Call, name: str | None) -> None:
     """List the platforms you know, or switch to one.
 

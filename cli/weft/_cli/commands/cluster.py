@@ -137,7 +137,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
         Column("CPUS", right=True),
         Column("MEMORY", right=True),
         Column("GPUS", right=True),
-        Column("SLOTS", flexible=True),
+        Column("SLOTS", flexible=True, spare=1),
         Column("TYPE", wide_only=True),
         Column("DEVICES", wide_only=True),
     ]
@@ -171,11 +171,11 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
         Column(""),
         Column("JOB"),
         Column("NAME", flexible=True),
-        Column("USER"),
-        Column("LEARNERS", right=True),
-        Column("CPUS", right=True),
-        Column("MEMORY", right=True),
-        Column("GPUS", right=True),
+        Column("USER", flexible=True, spare=4),
+        Column("LEARNERS", right=True, spare=5),
+        Column("CPUS", right=True, spare=2),
+        Column("MEMORY", right=True, spare=3),
+        Column("GPUS", right=True, spare=1),
         Column("STATUS"),
     ]
     counts = ", ".join(f"{count} {status}" for status, count in state["jobs"].items() if count)
@@ -224,9 +224,9 @@ def queue_command(call: Call, tenant: str | None) -> None:
         columns = [
             Column("PLACE", right=True),
             Column("JOB"),
-            Column("NAME", flexible=True),
-            Column("USER"),
-            Column("AGE", right=True),
+            Column("NAME", flexible=True, spare=1),
+            Column("USER", flexible=True, spare=3),
+            Column("AGE", right=True, spare=2),
             Column("WHY", wraps=True),
             Column("TENANT", wide_only=True),
         ]

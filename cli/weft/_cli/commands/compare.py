@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from weft._cli.after_submit import FOLLOW, METRIC, show_or_follow
 from weft._cli.call import Call, command
 from weft._cli.completion import complete_jobs, complete_setting
 
@@ -29,29 +30,28 @@ ANSWERS: Final[Answers] = {
     help="Change a field, e.g. env.SEED=2.",
 )
 @click.option("--name", metavar="NAME", help="Name of the copy; by default the job's.")
-def clone_command(call: Call, job: str, settings: tuple[str, ...], name: str | None) -> None:
+@FOLLOW
+@METRIC
+def clone_command(
+    call: Call, job: str, settings: tuple[str, ...], name: str | None, follow: bool | None, metric: str | None
+) -> None:
     """Submit a job again, with the same code and some fields changed.
 
-    JOB is an id, a name that only one job has, or @last. FIELD=null removes a field.
+    JOB is an id, a name that only one job has, or @last. FIELD=null removes a field. Following, the exit code is the
+    job's end, as with `weft train`. Ctrl-C only stops following.
     """
     from weft._cli.find import job_id
-    from weft._cli.output import emit
     from weft._spec_file import read_assignment
 
     assignments = [read_assignment(text) for text in settings]
     changes = {".".join(parts): value for parts, value in assignments}
-    made = call.client.jobs.clone(job_id(call.client, job), set=changes, name=name).document
-    emit(
-        call,
-        made,
-        names=[str(made["id"])],
-        people=lambda _wide: f"submitted {made['id']} ({made['name']}); `weft logs -f {made['id']}` follows it",
-    )
+    made = call.client.jobs.clone(job_id(call.client, job), set=changes, name=name)
+    show_or_follow(call, made, follow=follow, metric=metric)
 
 
 @command("diff")
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete_jobs)
+@click.argument("b", shell_complete=complete_jobs)
 def diff_command(call: Call, a: str, b: str) -> None:
     """Show how two jobs differ: spec, files of the code, environment.
 

@@ -42,7 +42,10 @@ def halt_command(call: Call, jobs: tuple[str, ...], group: str | None, tag: str 
     """Let jobs checkpoint and stop; they can be resumed."""
     named = _look_up(call, named_jobs(call, jobs, group, tag))
     _apply(
-        call, named, lambda id_: call.client.jobs.halt(id_).document, lambda _: "will halt; `weft resume` continues it"
+        call,
+        named,
+        lambda id_: call.client.jobs.halt(id_).document,
+        lambda job: f"will halt; then `weft resume {job['id']}` continues it",
     )
 
 
@@ -99,7 +102,9 @@ def delete_command(
     from weft._errors import Conflict
 
     named = _look_up(call, named_jobs(call, jobs, group, tag))
-    if kill or len(named) > 1:
+    if len(named) > 1 and not kill:
+        named = _without_running(call, named)
+    if kill or (_known(named) and len(named) > 1):
         known = _known(named)
         jobs_in_words = "a job" if len(named) == 1 else count(known, "job")
         what = f"{'kill and ' if kill else ''}delete {jobs_in_words}, with {'its' if known == 1 else 'their'} results"
@@ -127,6 +132,28 @@ def _look_up(call: Call, jobs: tuple[str, ...]) -> list[tuple[str, str | WeftErr
         except WeftError as failed:
             looked_up.append((named, failed))
     return looked_up
+
+
+def _without_running(
+    call: Call, named_jobs: Sequence[tuple[str, str | WeftError]]
+) -> list[tuple[str, str | WeftError]]:
+    """The jobs, those that still run as errors: they are not deleted, and must not be counted in the question."""
+    from weft._errors import Conflict, WeftError
+
+    checked: list[tuple[str, str | WeftError]] = []
+    for named, id_ in named_jobs:
+        answer: str | WeftError = id_
+        if isinstance(id_, str):
+            try:
+                job = call.client.jobs.document(id_)
+            except WeftError as failed:
+                answer = failed
+            else:
+                if not job.get("at_rest"):
+                    still = "still runs" if job.get("status") != "QUEUED" else "still waits"
+                    answer = Conflict(f"job {id_} {still}; end it first: `weft delete --kill {id_}`")
+        checked.append((named, answer))
+    return checked
 
 
 def _described(call: Call, named_jobs: Sequence[tuple[str, str | WeftError]]) -> list[str]:

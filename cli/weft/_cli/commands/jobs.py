@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from weft._cli.call import Call, Stop, command
-from weft._cli.completion import complete_jobs, complete_metric, complete_status
+from weft._cli.completion import complete_group, complete_jobs, complete_metric, complete_status, complete_tag
 
 if TYPE_CHECKING:
     from weft._cli.answers import Answers
@@ -38,8 +38,13 @@ SORT_KEYS: Final = ("name", "status", "age", "took", "progress", "user")
     help="Only jobs in this state; repeat for several.",
 )
 @click.option("--name", metavar="NAME", help="Only jobs of this name.")
-@click.option("--tag", "-l", metavar="TAG", help="Only jobs with this tag.")
-@click.option("--group", metavar="NAME", help="Only jobs of this group (`weft train --array`).")
+@click.option("--tag", "-l", metavar="TAG", shell_complete=complete_tag, help="Only jobs with this tag.")
+@click.option(
+    "--group",
+    metavar="NAME",
+    shell_complete=complete_group,
+    help="Only jobs of this group (`weft train --array`).",
+)
 @click.option("--user", metavar="USER", help="Only jobs of this user.")
 @click.option(
     "--query",
@@ -310,7 +315,7 @@ def events_command(call: Call, job: str, follow: bool) -> None:
         columns = [
             Column("TIME"),
             Column("TO"),
-            Column("TRY", right=True),
+            Column("TRY", right=True, spare=1),
             Column("WHY", wraps=True),
             Column("BY", wide_only=True),
             Column("FROM", wide_only=True),

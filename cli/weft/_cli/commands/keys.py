@@ -94,10 +94,10 @@ def _list_keys(call: Call) -> None:
         columns = [
             Column("ID"),
             Column("NAME", flexible=True),
-            Column("USER"),
-            Column("TENANT"),
-            Column("SCOPE"),
-            Column("AGE", right=True),
+            Column("USER", flexible=True, spare=1),
+            Column("TENANT", flexible=True, spare=4),
+            Column("SCOPE", spare=3),
+            Column("AGE", right=True, spare=2),
             Column("STATE"),
         ]
         rows = [
@@ -171,10 +171,10 @@ def _list_users(call: Call) -> None:
     def people(wide: bool) -> str:
         columns = [
             Column("USER", flexible=True),
-            Column("TENANT"),
+            Column("TENANT", flexible=True),
             Column("SCOPE"),
-            Column("KEYS", right=True),
-            Column("AGE", right=True),
+            Column("KEYS", right=True, spare=1),
+            Column("AGE", right=True, spare=2),
         ]
         rows = [
             [user["user"], user["tenant"], user["scope"], user["keys"], ago(parse_time(user["created"]))]

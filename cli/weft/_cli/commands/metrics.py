@@ -137,11 +137,11 @@ def _people(series: list[tuple[str, Any]], *, wide: bool, large: bool) -> str:
         *([Column("JOB", flexible=True)] if several else []),
         Column("METRIC", flexible=True),
         Column("LEARNER"),
-        Column("STEP", right=True),
+        Column("STEP", right=True, spare=1),
         Column("LATEST", right=True),
-        Column("MIN", right=True),
-        Column("MAX", right=True),
-        Column("COURSE"),
+        Column("MIN", right=True, spare=2),
+        Column("MAX", right=True, spare=3),
+        Column("COURSE", spare=4),
         Column("POINTS", right=True, wide_only=True),
     ]
     rows: list[list[object]] = []

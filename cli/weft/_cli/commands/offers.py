@@ -33,8 +33,8 @@ def frameworks_command(call: Call) -> None:
         columns = [
             Column("NAME"),
             Column("VERSION"),
-            Column("MB", right=True),
-            Column("LOCK"),
+            Column("MB", right=True, spare=1),
+            Column("LOCK", spare=2),
             Column("IMAGE", wraps=True, wide_only=not in_pods),
             Column("WHAT", flexible=not in_pods, wide_only=in_pods),
             Column("PYTHON", wide_only=True),

@@ -246,7 +246,7 @@ def _quarantine(answer: dict[str, Any], *, wide: bool) -> str:
     columns = [
         Column("KIND"),
         Column("WHERE", flexible=True),
-        Column("SINCE"),
+        Column("SINCE", spare=1),
         Column("WHY", flexible=True),
     ]
     rows = [[entry["kind"], entry["place"], entry["since"][:19], entry["reason"]] for entry in held]
@@ -284,9 +284,9 @@ def status_command(call: Call, home: str | None) -> None:
         columns = [
             Column("SERVICE"),
             Column("STATE"),
-            Column("PID", right=True),
-            Column("RESTARTS", right=True),
-            Column("ADDRESS"),
+            Column("PID", right=True, spare=1),
+            Column("RESTARTS", right=True, spare=2),
+            Column("ADDRESS", spare=3),
             Column("WHY", flexible=True),
         ]
         rows = [
@@ -307,7 +307,6 @@ def doctor_command(call: Call, home: str | None) -> None:
     from weft._cli.homes import chosen_home
     from weft._cli.local import platform, translated
     from weft._cli.output import emit
-    from weft._cli.text import plain
 
     with translated():
         checks: list[dict[str, Any]] = platform().doctor(chosen_home(call, home))
@@ -318,9 +317,9 @@ def doctor_command(call: Call, home: str | None) -> None:
             warned = check["ok"] and check["detail"].startswith("warning: ")
             mark = click.style("warn", fg="yellow") if warned else click.style("ok  ", fg="green")
             mark = mark if check["ok"] else click.style("BAD ", fg="red")
-            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'].removeprefix('warning: '))}")
+            lines.append(_marked(mark, f"{check['check']}: {check['detail'].removeprefix('warning: ')}", indent=5))
             if not check["ok"] and check.get("fix"):
-                lines.append(f"     -> {plain(check['fix'])}")
+                lines.append(_marked("", f"-> {check['fix']}", indent=5))
         return "\n".join(lines)
 
     emit(call, {"checks": checks}, people=people, names=(c["check"] for c in checks if not c["ok"]))
@@ -338,7 +337,6 @@ def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], wit
     from weft._cli.homes import chosen_home
     from weft._cli.local import platform, translated
     from weft._cli.output import emit
-    from weft._cli.text import plain
 
     def report(name: str) -> None:
         click.echo(f"trying: {name}", err=True)
@@ -353,15 +351,25 @@ def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], wit
         lines: list[str] = []
         for check in checks:
             mark = click.style(check["verdict"].ljust(14), fg=colors.get(check["verdict"]))
-            lines.append(f"{mark} {plain(check['check'])}: {plain(check['detail'])}")
+            lines.append(_marked(mark, f"{check['check']}: {check['detail']}", indent=15))
             if check["fix"]:
-                lines.append(f"               -> {plain(check['fix'])}")
+                lines.append(_marked("", f"-> {check['fix']}", indent=15))
         return "\n".join(lines)
 
     failed = [check["check"] for check in checks if check["verdict"] == "fail"]
     emit(call, {"checks": checks}, people=people, names=iter(failed))
     if failed:
         raise Stop(1)
+
+
+def _marked(mark: str, text: str, *, indent: int) -> str:
+    """A styled mark, and text behind it that is wrapped to the terminal. ``indent``: where the text begins."""
+    from weft._cli.output import width
+    from weft._cli.text import plain, wrapped
+
+    space = " " * indent
+    lines = wrapped(f"{space}{plain(text)}", width(), indent=space)
+    return f"{mark} {lines[indent:]}" if mark else lines
 
 
 def _short(address: str) -> str:

@@ -92,8 +92,8 @@ def _list_secrets(call: Call, tenant: str | None) -> None:
         columns = [
             Column("NAME"),
             Column("KEYS", flexible=True),
-            Column("CHANGED", right=True),
-            Column("BY"),
+            Column("CHANGED", right=True, spare=1),
+            Column("BY", flexible=True, spare=2),
         ]
         rows = [
             [

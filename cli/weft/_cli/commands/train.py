@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from weft._cli.after_submit import FOLLOW, METRIC, show_or_follow
 from weft._cli.call import Call, Stop, command
-from weft._cli.completion import complete_field, complete_metric, complete_setting
+from weft._cli.completion import complete_field, complete_setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,15 +64,8 @@ def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) 
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, metavar="N", help="Each N times: SEED=0, 1, ...")
 @click.option("--group", metavar="NAME", help="Name of the group of jobs; made by default.")
 @click.option("--dry-run", is_flag=True, help="Only check and plan; works without a platform, too.")
-@click.option(
-    "--follow/--no-follow", default=None, help="Watch until it is at rest; on a terminal that is the default."
-)
-@click.option(
-    "--metric",
-    metavar="NAME",
-    shell_complete=complete_metric,
-    help="The curve to draw while following; by default the loss.",
-)
+@FOLLOW
+@METRIC
 @click.option(
     "--wait-placed", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit code 6 if it still waits then."
 )
@@ -123,6 +116,8 @@ def train_command(
     from weft._cli.output import emit
     from weft._errors import ConnectionFailed, Unauthenticated
 
+    is_group = bool(arrays or repeat > 1 or group)
+    _check_alone(is_group=is_group, follow=follow, wait_placed=wait_placed)
     spec, code_path = _read(where, code, file, name=name, settings=settings)
     implied = "" if code else spec.code_file
     with ExitStack() as stack:
@@ -142,7 +137,7 @@ def train_command(
             return
         key = idempotency_key or os.urandom(16).hex()
         group_jobs: Group | None = None
-        if arrays or repeat > 1 or group:
+        if is_group:
             group_jobs = _planned_group(call, spec, archive, key, arrays=arrays, repeat=repeat, group=group)
         if dry_run:
             emit(
@@ -171,18 +166,24 @@ def train_command(
     _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
 
 
+def _check_alone(*, is_group: bool, follow: bool | None, wait_placed: float | None) -> None:
+    """Raises UsageError for options of a single job that are given for a group."""
+    option = "--follow" if follow else "--wait-placed" if wait_placed is not None else ""
+    if is_group and option:
+        raise click.UsageError(f"{option} is for one job; `weft wait --group NAME` waits for all jobs of a group")
+
+
 def _read(
     where: str | None, code: str | None, file: Path | None, *, name: str | None, settings: tuple[str, ...]
 ) -> tuple[SpecFile, Path | None]:
     """The spec with the changes of the command line, and its code."""
     from weft._errors import NotFound
-    from weft._spec_file import set_field
 
     spec, code_path = _find(where, code, file)
     if name:
         spec.document["name"] = name
     for assignment in settings:
-        set_field(spec.document, assignment)
+        spec.change(assignment)
     if not code:
         code_path = spec.code
         if code_path is not None and not code_path.exists():
@@ -342,23 +343,11 @@ def _offline(call: Call, spec: SpecFile, archive: Archive | None, why: str) -> N
 def _after(
     call: Call, job: Job, plan: dict[str, Any], *, follow: bool | None, metric: str | None, wait_placed: float | None
 ) -> None:
-    from weft._cli.output import emit
-
-    if follow is None:
-        follow = call.for_people and sys.stdout.isatty() and wait_placed is None
-    if not follow:
-        emit(call, job.document, people=lambda _wide: _next_commands(job), names=[job.id])
-        if wait_placed is not None:
-            raise Stop(_placed(job, plan, wait_placed))
-        return
-    from weft._cli.watch import watch
-
-    if call.for_people:
-        print(f"submitted {job.id}", flush=True)
-    code = watch(call, job, metric=metric)
-    if not call.for_people:
-        emit(call, job.refresh().document, people=lambda _wide: "", names=[job.id])
-    raise Stop(code)
+    if wait_placed is None:
+        show_or_follow(call, job, follow=follow, metric=metric)
+    else:
+        show_or_follow(call, job, follow=bool(follow), metric=metric)
+        raise Stop(_placed(job, plan, wait_placed))
 
 
 def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
@@ -375,14 +364,3 @@ def _placed(job: Job, plan: dict[str, Any], seconds: float) -> int:
         time.sleep(min(0.25, max(0.0, deadline - time.monotonic())))
         job.refresh()
     return 0
-
-
-def _next_commands(job: Job) -> str:
-    return "\n".join(
-        [
-            f"submitted {job.id}",
-            f"  weft logs -f {job.id}      what it prints",
-            f"  weft show {job.id}         how it stands",
-            f"  weft kill {job.id}         end it",
-        ]
-    )

@@ -2721,12 +2721,15 @@ class JobArtifact(_message.Message):
     SIZE_FIELD_NUMBER: _builtins.int
     MODIFIED_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Path within the job, e.g. attempts/1/results/worker-0/model.npz, or code.zip."""
     size: _builtins.int
     """Bytes."""
     etag: _builtins.str
     """Changes with the content."""
+    learner: _builtins.str
+    """Name of the learner that left it, e.g. worker-0; empty if unknown, and of code.zip."""
     @_builtins.property
     def modified(self) -> _timestamp_pb2.Timestamp:
         """When it was stored."""
@@ -2738,10 +2741,11 @@ class JobArtifact(_message.Message):
         size: _builtins.int = ...,
         modified: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
+        learner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["modified", b"modified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "modified", b"modified", "path", b"path", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "learner", b"learner", "modified", b"modified", "path", b"path", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
