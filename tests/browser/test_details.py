@@ -62,6 +62,21 @@ def test_an_administrator_sees_which_gpus_are_free_and_the_jobs_of_all_tenants(
     holds.kill()
 
 
+def test_the_cluster_screen_lists_gpus_that_are_allocated_and_idle(open_visit: Open, other_tenant: Client) -> None:
+    """It said which GPUs are held, and not that nobody uses them."""
+    sleeps = other_tenant.jobs.submit(
+        {"name": "sleeps", "command": UNTIL_END, "resources": {"cpus": 0.2, "memory": "64MiB", "gpus": 1}}
+    )
+    page = open_visit().open("/ui/cluster")
+    row = page.locator(".idle-gpus").get_by_role("row", name="sleeps")
+    expect(row).to_contain_text("1 of 1")
+    expect(row).to_contain_text("not measured")
+    expect(row).to_contain_text("vision")
+    expect(page.get_by_text("The GPUs of 1 job are not measured")).to_be_visible()
+    sleeps.kill()
+    expect(row).to_have_count(0)
+
+
 def test_the_address_of_an_administrators_list_shows_a_user_the_own_tenant(
     browser: Browser, weft_up: Platform, other_key: str
 ) -> None:
