@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
@@ -178,6 +179,27 @@ def test_curves_that_could_not_be_read_are_drawn_once_the_platform_answers(
     expect(page.get_by_role("alert")).to_contain_text("503")
     expect(page.locator(".chart .legend-value")).to_have_text("0.05")
     expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_charts_of_a_comparison_are_read_by_few_requests(open_visit: Open, submit: Submit) -> None:
+    """Each chart was read by a request of its own, for each of which the server read all jobs again."""
+    names = [f"metric-{number:02}" for number in range(12)]
+    values = ", ".join(f'\\"{name}\\": {number}.5' for number, name in enumerate(names))
+    jobs = [submit(f'echo "{{\\"step\\": 1, {values}}}"') for _ in range(2)]
+    for job in jobs:
+        assert job.wait(HANG_S).status == "COMPLETED"
+    visited = open_visit(size={"width": 1440, "height": 1600})
+    requests: list[str] = []
+    visited.page.on("request", lambda request: requests.append(request.url) if "statistics?" in request.url else None)
+    page = visited.open(f"/ui/compare?jobs={','.join(job.id for job in jobs)}&all=1")
+    for number, name in enumerate(names):
+        chart = page.locator(".chart-place").nth(number)
+        chart.scroll_into_view_if_needed()
+        expect(chart).to_contain_text(name)
+        expect(chart.locator(".legend-value")).to_have_text(f"{number}.5")
+    queries = [parse_qs(urlsplit(url).query) for url in requests]
+    assert {name for query in queries for name in (*query["name"], *query.get("also", []))} == set(names)
+    assert len(requests) < len(names)
 
 
 COUNT_DRAWINGS = """

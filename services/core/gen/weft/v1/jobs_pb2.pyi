@@ -279,6 +279,7 @@ class GetStatisticsRequest(_message.Message):
     BY_FIELD_NUMBER: _builtins.int
     BUT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the metric."""
     q: _builtins.str
@@ -286,7 +287,7 @@ class GetStatisticsRequest(_message.Message):
     tenant: _builtins.str
     """With `q`: tenant whose jobs count; default: the caller's. Admins: any, or * for all."""
     max_points: _builtins.int
-    """Most steps of each group: 2 to 10000, default 500."""
+    """Most steps of each group: 2 to 10000, default 500; of all metrics at most 10000."""
     @_builtins.property
     def context(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its labels as KEY=VALUE; default: the first series of each job."""
@@ -303,6 +304,10 @@ class GetStatisticsRequest(_message.Message):
     def but(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields of the spec that may differ within a group, e.g. env.SEED; at most 100. REST calls it `except`."""
 
+    @_builtins.property
+    def also(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of further metrics; at most 19."""
+
     def __init__(
         self,
         *,
@@ -314,10 +319,11 @@ class GetStatisticsRequest(_message.Message):
         by: _abc.Iterable[_builtins.str] | None = ...,
         but: _abc.Iterable[_builtins.str] | None = ...,
         max_points: _builtins.int | None = ...,
+        also: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "max_points", b"max_points", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "but", b"but", "by", b"by", "context", b"context", "job", b"job", "max_points", b"max_points", "name", b"name", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "also", b"also", "but", b"but", "by", b"by", "context", b"context", "job", b"job", "max_points", b"max_points", "name", b"name", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
     _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
@@ -366,6 +372,9 @@ class StatisticsGroup(_message.Message):
     STD_FIELD_NUMBER: _builtins.int
     MIN_FIELD_NUMBER: _builtins.int
     MAX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
     @_builtins.property
     def key(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The fields by which the group differs from others, and their values."""
@@ -409,10 +418,11 @@ class StatisticsGroup(_message.Message):
         std: _abc.Iterable[_builtins.float] | None = ...,
         min: _abc.Iterable[_builtins.float] | None = ...,
         max: _abc.Iterable[_builtins.float] | None = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "key", b"key", "max", b"max", "mean", b"mean", "min", b"min", "n", b"n", "std", b"std", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "key", b"key", "max", b"max", "mean", b"mean", "min", b"min", "n", b"n", "name", b"name", "std", b"std", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,11 +439,11 @@ class StatisticsReply(_message.Message):
     """There are more jobs, groups (100 are answered) or fields of groups (200)."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatisticsGroup]:
-        """Groups in the order of their newest jobs."""
+        """By metric, in the order of the request; then in the order of their newest jobs."""
 
     @_builtins.property
     def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the jobs that did not report the metric."""
+        """Ids of the jobs that did not report the metric `name`."""
 
     def __init__(
         self,
