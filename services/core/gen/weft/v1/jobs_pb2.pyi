@@ -1208,6 +1208,7 @@ class JobMetric(_message.Message):
     MAX_STEP_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     BEST_STEP_FIELD_NUMBER: _builtins.int
+    CURVE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the metric."""
     rank: _builtins.int
@@ -1234,6 +1235,10 @@ class JobMetric(_message.Message):
     def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that the training gave it."""
 
+    @_builtins.property
+    def curve(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Its values in the order of steps, thinned to about `curve_points`; minima and maxima are kept."""
+
     def __init__(
         self,
         *,
@@ -1249,10 +1254,11 @@ class JobMetric(_message.Message):
         max_step: _builtins.int | None = ...,
         best: _builtins.float | None = ...,
         best_step: _builtins.int | None = ...,
+        curve: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "context", b"context", "count", b"count", "last", b"last", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "context", b"context", "count", b"count", "curve", b"curve", "last", b"last", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step", "name", b"name", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
     _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
@@ -1332,6 +1338,7 @@ class ListJobsRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    CURVE_POINTS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
@@ -1358,6 +1365,8 @@ class ListJobsRequest(_message.Message):
     """newest (default) or oldest: which jobs come first."""
     progress: _builtins.bool
     """Jobs have `progress` and `eta_ms`, if they are known."""
+    curve_points: _builtins.int
+    """The first of `metrics` has its `curve`, of about so many values, 2 to 200; at most 100 jobs in the answer."""
     @_builtins.property
     def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Statuses to list, in any case. Default: all."""
@@ -1378,13 +1387,16 @@ class ListJobsRequest(_message.Message):
         metrics: _builtins.str | None = ...,
         order: _builtins.str | None = ...,
         progress: _builtins.bool = ...,
+        curve_points: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_curve_points", b"_curve_points", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "curve_points", b"curve_points", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "progress", b"progress", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_curve_points", b"_curve_points", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "curve_points", b"curve_points", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "progress", b"progress", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    _WhichOneofReturnType__curve_points: _TypeAlias = _typing.Literal["curve_points"]  # noqa: Y015
+    _WhichOneofArgType__curve_points: _TypeAlias = _typing.Literal["_curve_points", b"_curve_points"]  # noqa: Y015
     _WhichOneofReturnType__fields: _TypeAlias = _typing.Literal["fields"]  # noqa: Y015
     _WhichOneofArgType__fields: _TypeAlias = _typing.Literal["_fields", b"_fields"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
@@ -1405,6 +1417,8 @@ class ListJobsRequest(_message.Message):
     _WhichOneofArgType__user: _TypeAlias = _typing.Literal["_user", b"_user"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__curve_points) -> _WhichOneofReturnType__curve_points | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fields) -> _WhichOneofReturnType__fields | None: ...
     @_typing.overload
