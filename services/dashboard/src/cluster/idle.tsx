@@ -25,7 +25,7 @@ export function IdleGpus({ uses, window, tenants }: { uses: readonly GpuUse[] | 
               {tenants ? <th scope="col" className="wide-only">Tenant</th> : null}
               <th scope="col" className="right">Idle GPUs</th>
               <th scope="col" className="right">GPUs in use</th>
-              <th scope="col" className="right">CPU cores in use</th>
+              <th scope="col" className="right wide-only">CPU cores in use</th>
               <th scope="col" className="right wide-only">Trains for</th>
             </tr>
           </thead>
@@ -43,7 +43,7 @@ export function IdleGpus({ uses, window, tenants }: { uses: readonly GpuUse[] | 
                   {number(use.idle)} of {number(use.gpus)}
                 </td>
                 <td className="right">{use.used === null ? "not measured" : number(use.used)}</td>
-                <td className="right">{use.cpus === null ? "–" : number(use.cpus)}</td>
+                <td className="right wide-only">{use.cpus === null ? "–" : number(use.cpus)}</td>
                 <td className="right wide-only">
                   <Elapsed from={use.since} />
                 </td>

@@ -53,7 +53,7 @@ export function columnsOf(metrics: string[], shown: { tenant: boolean; gpus: boo
             <MetricCell metric={metricOf(row.original, name)} />
           </>
         ),
-        meta: { track: index === 0 ? "minmax(200px, 1fr)" : "minmax(112px, .8fr)", align: "right" } satisfies Look,
+        meta: { track: index === 0 ? "minmax(var(--curve-track), .8fr)" : "minmax(112px, .8fr)", align: "right" } satisfies Look,
       }),
     ),
     column.accessor("learners", {

@@ -14,6 +14,8 @@ const MOST = 50;
 const SOON_MS = 500;
 /** The curve of a job that runs is read again so often. */
 const AGAIN_MS = 15_000;
+/** Narrower lists need the room for names. The width of the column is in styles/screens.css. */
+const WIDE = matchMedia("(min-width: 1200px)");
 const WIDTH = 72;
 const HEIGHT = 18;
 
@@ -48,11 +50,11 @@ export function useSparklines(filter: JobsFilter, metric: string | undefined, ro
       });
       return fresh.length === 0 ? known : new Map([...known, ...fresh]);
     },
-    enabled: metric !== undefined,
+    enabled: metric !== undefined && WIDE.matches,
     refetchInterval: ({ state }) => (lacking(state.data ?? NONE).length > 0 ? SOON_MS : AGAIN_MS / 3),
     structuralSharing: false,
   });
-  return data ?? NONE;
+  return WIDE.matches ? (data ?? NONE) : NONE;
 }
 
 function isWanted(row: Row, metric: string, known: Sparkline | undefined): boolean {
@@ -63,7 +65,7 @@ function isWanted(row: Row, metric: string, known: Sparkline | undefined): boole
 export function Sparkline({ id }: { id: string }) {
   const values = useContext(SparklinesContext).get(id)?.values ?? [];
   const numbers = values.filter(Number.isFinite);
-  if (numbers.length < 2) return <span className="sparkline" aria-hidden="true" />;
+  if (numbers.length < 2) return null;
   const low = Math.min(...numbers);
   const span = Math.max(...numbers) - low || 1;
   const x = (at: number): string => ((at / (values.length - 1)) * WIDTH).toFixed(1);
