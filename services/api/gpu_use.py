@@ -83,15 +83,15 @@ class GpuUses:
         first. None while the metrics service does not answer.
         """
         async with self._reading.setdefault(tenant, asyncio.Lock()):
-            read_at, uses = self._recent.get(tenant, (-_RECENT_S, None))
+            read_at, answer = self._recent.get(tenant, (-_RECENT_S, None))
             if self._clock.boottime() - read_at < _RECENT_S:
-                return uses
+                return answer
             if len(self._recent) >= _MOST_TENANTS:
                 self._recent.clear()
                 self._reading.clear()
-            uses = await self._read(tenant)
-            self._recent[tenant] = self._clock.boottime(), uses
-            return uses
+            answer = await self._read(tenant)
+            self._recent[tenant] = self._clock.boottime(), answer
+            return answer
 
     async def _read(self, tenant: str | None) -> Sequence[GpuUse] | None:
         jobs = await self._store.find(JobQuery(tenant=tenant, statuses=(Status.PROCESSING,)), limit=_MOST_JOBS)
@@ -107,11 +107,11 @@ class GpuUses:
         specs = [(job, spec) for job in jobs if (spec := spec_of(job)) is not None and _held(spec) > 0]
         try:
             async with asyncio.timeout(_ANSWER_S):
-                uses = await asyncio.gather(*(use_of(job, spec) for job, spec in specs))
+                answer = await asyncio.gather(*(use_of(job, spec) for job, spec in specs))
         except (WeftError, TimeoutError) as away:
             log.debug("gpu_use.not_read", why=str(away))
             return None
-        return sorted(uses, key=lambda use: (-use.idle, -use.gpus, use.since))
+        return sorted(answer, key=lambda use: (-use.idle, -use.gpus, use.since))
 
 
 def gpu_use(job: Job, spec: JobSpec, points: Sequence[StoredPoint], rule: IdleRule, *, now: int) -> GpuUse:

@@ -191,9 +191,9 @@ async def get_queue(services: ApiServices, principal: Principal, params: TenantP
 async def get_cluster(services: ApiServices, principal: Principal, params: TenantParams) -> ClusterState:
     """Nodes, and the hardware in use."""
     tenant = principal.listed_tenant(params.tenant)
-    state, uses = await asyncio.gather(services.platform.cluster(tenant), services.gpu_uses.of(tenant))
+    state, in_use = await asyncio.gather(services.platform.cluster(tenant), services.gpu_uses.of(tenant))
     jobs = {status.value: count for status, count in state.jobs.items()}
-    gpu_jobs, gpu_idle_s = UNSET if uses is None else list(uses), services.gpu_uses.window_s
+    gpu_jobs, gpu_idle_s = UNSET if in_use is None else list(in_use), services.gpu_uses.window_s
     if state.nodes is None or state.isolation is None or state.used is None:
         return ClusterState(jobs=jobs, gpu_jobs=gpu_jobs, gpu_idle_s=gpu_idle_s)
     nodes = [_node(node, state.used[node.name]) for node in state.nodes]

@@ -149,7 +149,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
     from weft._cli.text import amount, size
 
     letters = {job["id"]: _LETTERS[place % len(_LETTERS)] for place, job in enumerate(jobs)}
-    uses = {use["job"]: use for use in state["gpu_jobs"] or ()}
+    gpu_jobs = {use["job"]: use for use in state["gpu_jobs"] or ()}
     columns = [
         Column("NODE", flexible=True),
         Column("CPUS", right=True),
@@ -181,7 +181,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
             amount(job["resources"]["cpus"]),
             size(job["resources"]["memory"]),
             amount(job["resources"]["gpus"]),
-            *([_gpu_use(uses.get(job["id"]))] if uses else []),
+            *([_gpu_use(gpu_jobs.get(job["id"]))] if gpu_jobs else []),
             job.get("status", ""),
         ]
         for job in jobs
@@ -195,7 +195,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
         Column("CPUS", right=True),
         Column("MEMORY", right=True),
         Column("GPUS", right=True),
-        *([Column("GPU USE")] if uses else []),
+        *([Column("GPU USE")] if gpu_jobs else []),
         Column("STATUS"),
     ]
     counts = ", ".join(f"{count} {status}" for status, count in state["jobs"].items() if count)
