@@ -91,10 +91,13 @@ SCREENS: Final[dict[str, tuple[str, str | re.Pattern[str]]]] = {
     "job-failed": ("/ui/jobs/{failed}", "label 7 is out of range"),
     "queue": ("/ui/queue", "waits-for-room"),
     "queue-empty": ("/ui/queue", "No job waits"),
-    "cluster": ("/ui/cluster", "CPU cores"),
+    "cluster": ("/ui/cluster", "Idle GPUs"),
     "compare": ("/ui/compare?jobs={seeds}&group=except:env.SEED", "deviation"),
+    "access": ("/ui/access", "data-store"),
     "submit": ("/ui/submit", re.compile("Starts at once|Has to wait")),
 }
+SETTINGS: Final = {"WEFT_NODE_CPUS": "4", "WEFT_NODE_GPUS": "4", "WEFT_GPU_IDLE_S": "30"}
+"""GPUs are slots without devices: those of a job that only waits are shown as idle after half a minute."""
 SMALL: Final = {"cpus": 0.5, "memory": "128MiB"}
 AS_WEBP: Final = """async (png) => {
   const image = await createImageBitmap(new Blob([Uint8Array.from(atob(png), (c) => c.charCodeAt(0))]));
@@ -123,10 +126,13 @@ def submit_all(client: Client, code: Path) -> dict[str, str]:
     )
     for job in jobs.values():
         job.wait(HANG_S)
-    jobs["pair"] = submit("moons-pair", {"STAY": "1", "SEED": "7"}, learners=2, tags=["example"])
+    on_gpus = {**SMALL, "gpus": 1}
+    jobs["pair"] = submit("moons-pair", {"STAY": "1", "SEED": "7"}, learners=2, tags=["example"], resources=on_gpus)
     jobs["waiting"] = submit("waits-for-room", resources={"cpus": 3.5, "memory": "128MiB"})
     eventually(lambda: len(list(client.jobs.points(jobs["pair"].id, name="loss"))) >= 480)
     eventually(lambda: jobs["waiting"].refresh().document["pending_reason"])
+    client.keys.create(name="nightly runs", user="grace", tenant="vision")
+    client.secrets.set("data-store", {"access_key": "example", "secret_key": "example"})
     return {name: job.id for name, job in jobs.items()}
 
 
@@ -139,6 +145,8 @@ def take(page: Page, url: str, path: str, shown: str | re.Pattern[str]) -> bytes
     eventually(lambda: page.locator(".loading").count() == 0)
     if path.startswith("/ui/jobs"):
         page.locator(".connection.live").wait_for()
+    if path.startswith("/ui/jobs?") and page.evaluate("innerWidth >= 1200"):
+        page.locator(".sparkline path").first.wait_for(state="attached")
     if path.startswith("/ui/jobs/"):
         page.locator(".strip .facts dd").first.wait_for()
     return page.screenshot(animations="disabled")
@@ -184,7 +192,7 @@ def main() -> None:
     dark: bool = args.dark
     build_dashboard()
     with ExitStack() as stack:
-        running, client = stack.enter_context(own_platform({"WEFT_NODE_CPUS": "4"}))
+        running, client = stack.enter_context(own_platform(SETTINGS))
         code = stack.enter_context(tempfile.TemporaryDirectory())
         browser = stack.enter_context(chromium())
         ids = submit_all(client, Path(code))

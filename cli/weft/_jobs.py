@@ -138,13 +138,21 @@ class Jobs:
         by: Iterable[str] = (),
         but: Iterable[str] = (),
         max_points: int | None = None,
+        also: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Mean, standard deviation, minimum, maximum and number by step of a metric, over groups of jobs.
 
         jobs, q: ids of the jobs, or a filter. by: fields of the spec that make groups. but: fields that may differ
-        within a group, e.g. ["env.SEED"].
+        within a group, e.g. ["env.SEED"]. also: names of further metrics, at most 19.
         """
-        params = {"name": name, "job": None if jobs is None else [*jobs], "q": q, "by": [*by], "except": [*but]}
+        params = {
+            "name": name,
+            "also": [*also],
+            "job": None if jobs is None else [*jobs],
+            "q": q,
+            "by": [*by],
+            "except": [*but],
+        }
         return self._http.json("GET", "/v1/statistics", params={**params, "max_points": max_points})
 
     def plan(self, document: Mapping[str, Any], *, digest: str | None = None) -> dict[str, Any]:

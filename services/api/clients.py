@@ -323,22 +323,25 @@ class TelemetryClient:
         return {job.job_id: (job.progress, job.eta_ms if job.eta_ms >= 0 else None) for job in reply.jobs}
 
     async def statistics(
-        self, job_ids: Sequence[str], name: str, context: Mapping[str, str] | None, *, max_points: int
-    ) -> StepStatistics:
-        """Statistics of a metric over these jobs. ``context``: its labels; None: each job's first series."""
+        self, job_ids: Sequence[str], names: Sequence[str], context: Mapping[str, str] | None, *, max_points: int
+    ) -> Sequence[StepStatistics]:
+        """Statistics of each of these metrics over the jobs. ``context``: their labels; None: each job's first series.
+
+        Raises Unavailable if the metrics service knows one metric only, as during an upgrade.
+        """
+        name, *also = names
         request = metrics_pb2.StepStatisticsRequest(
-            job_ids=job_ids, name=name, context=context or {}, any_context=context is None, max_points=max_points
+            job_ids=job_ids,
+            name=name,
+            also=also,
+            context=context or {},
+            any_context=context is None,
+            max_points=max_points,
         )
         reply = await self._client.read(lambda channel: _stub(channel).StepStatistics(request, timeout=_QUERY_S))
-        return StepStatistics(
-            list(reply.steps),
-            list(reply.n),
-            list(reply.mean),
-            list(reply.std),
-            list(reply.low),
-            list(reply.high),
-            list(reply.without),
-        )
+        if len(reply.more) != len(also):
+            raise Unavailable("the metrics service is of an older version", retry_after_s=5)
+        return [_statistics(part) for part in (reply, *reply.more)]
 
     async def summary(self, job_id: str) -> Summary:
         stub = _stub(await self._client.channel())
@@ -393,6 +396,18 @@ def _points_request(job_id: str, query: PointQuery, limit: int) -> metrics_pb2.P
         to_step=query.to_step,
         since_ms=query.since_ms,
         until_ms=query.until_ms,
+    )
+
+
+def _statistics(reply: metrics_pb2.StepStatisticsReply) -> StepStatistics:
+    return StepStatistics(
+        list(reply.steps),
+        list(reply.n),
+        list(reply.mean),
+        list(reply.std),
+        list(reply.low),
+        list(reply.high),
+        list(reply.without),
     )
 
 

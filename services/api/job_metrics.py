@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
+from msgspec import UNSET, UnsetType
+
 from services.api.answers import Answer, doc, number
 from services.api.params import wrong_parameter
 from services.core.ports.metric_store import Aggregate
@@ -32,6 +34,10 @@ class JobMetric(Answer):
     max_step: Annotated[int | None, doc("Its step.")]
     best: Annotated[float | str | None, doc("The smallest or the largest value, as the request says.")]
     best_step: Annotated[int | None, doc("Its step.")]
+    curve: Annotated[
+        list[float | str] | UnsetType,
+        doc("Its values in the order of steps, thinned to about `curve_points`; minima and maxima are kept."),
+    ] = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from services.api.clients import TelemetryClient
 from services.api.code_difference import CodeDifferences
 from services.api.data_urls import DataUrls
 from services.api.following import Following
+from services.api.gpu_use import GpuUses
 from services.api.instrumentation import Instrumentation
 from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
@@ -44,6 +45,7 @@ class ApiServices:
     following: Following
     watcher: Watcher
     platform: Platform
+    gpu_uses: GpuUses
     storage: Storage
     instrumentation: Instrumentation
     library_images: LibraryImages | None

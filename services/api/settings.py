@@ -63,6 +63,19 @@ class ApiSettings(Settings):
     tenant_search_share: float = Field(
         default=0.25, gt=0, description="Seconds of search time that a tenant earns back in each second."
     )
+    gpu_idle_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="GPUs of a learner that were not in use for so many seconds are shown as idle. Learners are "
+        "measured every 5 to 30 seconds.",
+    )
+    gpu_idle_share: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Use below this share of a learner's GPUs is idle. Where GPUs are not measured: below this share "
+        "of one CPU core.",
+    )
     max_learners: int = Field(
         default=1_000,
         gt=0,

@@ -16,6 +16,7 @@ from services.api.clients import DispatcherClient, ServiceClient, TelemetryClien
 from services.api.code_difference import CodeDifferences
 from services.api.data_urls import DataUrls
 from services.api.following import Following
+from services.api.gpu_use import GpuUses, IdleRule
 from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
 from services.api.job_answer import listed
@@ -163,6 +164,9 @@ async def open_services(
                 following=Following(store, telemetry, watcher, searches),
                 watcher=watcher,
                 platform=platform,
+                gpu_uses=GpuUses(
+                    store, telemetry, clock, IdleRule(window_s=settings.gpu_idle_s, share=settings.gpu_idle_share)
+                ),
                 storage=Storage(objects, clock),
                 instrumentation=instrumentation,
                 library_images=library_images(settings),

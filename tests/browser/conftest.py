@@ -29,7 +29,14 @@ def weft_up() -> Iterator[Platform]:
     # A search of a million lines stops for its time again and again, and takes long on a busy machine.
     # The GPUs are slots without devices.
     with platform(
-        {"WEFT_NODE_CPUS": "4", "WEFT_NODE_GPUS": "2", "WEFT_METRICS_SEARCH_S": "0.25", "WEFT_TENANT_SEARCH_S": "600"}
+        {
+            "WEFT_NODE_CPUS": "4",
+            "WEFT_NODE_GPUS": "2",
+            "WEFT_METRICS_SEARCH_S": "0.25",
+            "WEFT_TENANT_SEARCH_S": "600",
+            "WEFT_GPU_IDLE_S": "20",
+            "WEFT_GPU_IDLE_SHARE": "0.5",  # a learner that waits in a shell starts a process again and again
+        }
     ) as running:
         yield running
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
@@ -61,6 +63,21 @@ def test_an_administrator_sees_which_gpus_are_free_and_the_jobs_of_all_tenants(
     holds.kill()
 
 
+def test_the_cluster_screen_lists_gpus_that_are_allocated_and_idle(open_visit: Open, other_tenant: Client) -> None:
+    """It said which GPUs are held, and not that nobody uses them."""
+    sleeps = other_tenant.jobs.submit(
+        {"name": "sleeps", "command": UNTIL_END, "resources": {"cpus": 0.2, "memory": "64MiB", "gpus": 1}}
+    )
+    page = open_visit().open("/ui/cluster")
+    row = page.locator(".idle-gpus").get_by_role("row", name="sleeps")
+    expect(row).to_contain_text("1 of 1")
+    expect(row).to_contain_text("not measured")
+    expect(row).to_contain_text("vision")
+    expect(page.get_by_text("The GPUs of 1 job are not measured")).to_be_visible()
+    sleeps.kill()
+    expect(row).to_have_count(0)
+
+
 def test_the_address_of_an_administrators_list_shows_a_user_the_own_tenant(
     browser: Browser, weft_up: Platform, other_key: str
 ) -> None:
@@ -105,6 +122,84 @@ def test_a_file_far_down_the_list_is_shown_where_one_looks_and_by_its_address(op
     expect(page.locator(".preview pre")).to_have_text("99\n")
     page.goto(re.sub(r"sample-99$", "sample-601", page.url))
     expect(page.locator(".note")).to_contain_text("There is no file")
+
+
+TIME_READINGS = """
+const send = window.fetch;
+window.__readings = [];
+window.fetch = (request, ...rest) => {
+  if (/logs[?]after=0&/.test(request.url ?? request)) window.__readings.push(performance.now());
+  return send(request, ...rest);
+};"""
+"""When the page has requested the first lines of the log, in ms."""
+
+
+def test_lines_that_could_not_be_read_are_requested_again_after_a_pause(open_visit: Open, submit: Submit) -> None:
+    """They were requested again and again, without a pause."""
+    job = submit("seq -f 'line %.0f' 1 2000")
+    assert job.wait(HANG_S).status == "COMPLETED"
+    visited = open_visit()
+    visited.context.add_init_script(TIME_READINGS)
+    visited.page.route("**/logs?after=0&*", lambda route: route.fulfill(status=503), times=3)
+    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    expect(page.locator(".log-text").last).to_have_text("line 2000")
+    page.locator(".log").evaluate("(box) => { box.scrollTop = 0; }")
+    expect(page.get_by_role("alert")).to_contain_text("503")
+    expect(page.locator(".log-text").first).to_have_text("line 1")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    readings = page.evaluate("window.__readings")
+    assert len(readings) == 4
+    assert all(later - earlier > 1900 for earlier, later in pairwise(readings))
+
+
+def test_lines_that_may_not_be_read_are_requested_once(open_visit: Open, submit: Submit) -> None:
+    job = submit("seq -f 'line %.0f' 1 2000")
+    assert job.wait(HANG_S).status == "COMPLETED"
+    visited = open_visit()
+    visited.context.add_init_script(TIME_READINGS)
+    visited.page.route("**/logs?after=0&*", lambda route: route.fulfill(status=403))
+    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    expect(page.locator(".log-text").last).to_have_text("line 2000")
+    page.locator(".log").evaluate("(box) => { box.scrollTop = 0; }")
+    expect(page.get_by_role("alert")).to_contain_text("403")
+    page.locator(".log").evaluate("(box) => { box.scrollTop = 300 * 18; }")
+    expect(page.get_by_role("button", name="Line 301", exact=True)).to_be_visible()
+    page.locator(".log").evaluate("(box) => { box.scrollTop = 600 * 18; }")
+    expect(page.get_by_text("line 610", exact=True)).to_be_visible()
+    assert len(page.evaluate("window.__readings")) == 1
+
+
+def test_curves_that_could_not_be_read_are_drawn_once_the_platform_answers(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    """They stayed away until the page was loaded again."""
+    visited = open_visit()
+    visited.page.route("**/metrics?series=true*", lambda route: route.fulfill(status=503), times=6)
+    page = visited.open(f"/ui/jobs/{finished['seed-1']}")
+    expect(page.get_by_role("alert")).to_contain_text("503")
+    expect(page.locator(".chart .legend-value")).to_have_text("0.05")
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+def test_the_charts_of_a_comparison_are_read_by_few_requests(open_visit: Open, submit: Submit) -> None:
+    """Each chart was read by a request of its own, for each of which the server read all jobs again."""
+    names = [f"metric-{number:02}" for number in range(12)]
+    values = ", ".join(f'\\"{name}\\": {number}.5' for number, name in enumerate(names))
+    jobs = [submit(f'echo "{{\\"step\\": 1, {values}}}"') for _ in range(2)]
+    for job in jobs:
+        assert job.wait(HANG_S).status == "COMPLETED"
+    visited = open_visit(size={"width": 1440, "height": 1600})
+    requests: list[str] = []
+    visited.page.on("request", lambda request: requests.append(request.url) if "statistics?" in request.url else None)
+    page = visited.open(f"/ui/compare?jobs={','.join(job.id for job in jobs)}&all=1")
+    for number, name in enumerate(names):
+        chart = page.locator(".chart-place").nth(number)
+        chart.scroll_into_view_if_needed()
+        expect(chart).to_contain_text(name)
+        expect(chart.locator(".legend-value")).to_have_text(f"{number}.5")
+    queries = [parse_qs(urlsplit(url).query) for url in requests]
+    assert {name for query in queries for name in (*query["name"], *query.get("also", []))} == set(names)
+    assert len(requests) < len(names)
 
 
 COUNT_DRAWINGS = """

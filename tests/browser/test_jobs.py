@@ -449,6 +449,21 @@ def test_a_live_list_with_a_filter_by_metric_shows_only_jobs_that_match(open_vis
     unmatched.kill()
 
 
+def test_the_list_shows_a_small_curve_of_the_first_metric_read_for_all_rows_at_once(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    assert finished
+    visited = open_visit()
+    requests: list[str] = []
+    visited.page.on("request", lambda request: requests.append(request.url) if "curve_points" in request.url else None)
+    page = visited.open("/ui/jobs?q=name%3Dseeds")
+    expect(page.locator(".tr.data")).to_have_count(5)
+    expect(page.locator(".sparkline path")).to_have_count(5)
+    drawn = [str(path.get_attribute("d")) for path in page.locator(".sparkline path").all()]
+    assert all(path.count("L") == 19 for path in drawn)  # 20 points
+    assert len(requests) == 1
+
+
 def test_ran_for_sorts_a_halted_job_by_the_time_that_it_ran(open_visit: Open, submit: Submit) -> None:
     """It was sorted as if it still ran."""
     halted = submit(UNTIL_END, name="ran-for")

@@ -54,21 +54,29 @@ async def test_aggregates_and_columns_are_of_the_newest_attempt_and_the_lowest_r
     second, beside = replace(METRICS, attempt=2, rank=1), replace(METRICS, attempt=2, rank=3)
     await store.append(JOB, [metrics(0, (1, 3.0), source=beside), metrics(0, (1, 2.0), (2, 2.5), source=second)])
     assert [shown(aggregate)[2:4] for aggregate in await store.aggregates(JOB)] == [(1, 2)]
-    assert await store.whole_column(JOB, "loss", None, most=2) == Column([1, 2], [2.0, 2.5])
-    assert await store.whole_column(JOB, "loss", None, most=1) == Column([1, 2], (), 2), "two at least"
-    assert await store.column(JOB, "loss", None, [1, 2, 3]) == Column([1, 2], [2.0, 2.5])
+    assert await store.whole_columns(JOB, ["loss"], None, most=2) == {"loss": Column([1, 2], [2.0, 2.5])}
+    few = await store.whole_columns(JOB, ["loss"], None, most=1)
+    assert few == {"loss": Column([1, 2], (), 2)}, "two at least"
+    assert await store.columns(JOB, {"loss": [1, 2, 3]}, None) == {"loss": Column([1, 2], [2.0, 2.5])}
 
 
 async def test_a_column_has_the_latest_value_of_each_step(store: MetricStore) -> None:
     points = [Point(0, 1, "loss", 1, 9.0, {"split": "val"}), Point(1, 1, "loss", 1, 0.1, {"split": "train"})]
     await store.append(JOB, [Batch(METRICS, 0, 10, (), points), metrics(10, (3, 0.3), (1, 0.2), (None, 5.0))])
-    assert await store.column(JOB, "loss", {"split": "val"}, [1]) == Column([1], [9.0])
-    assert await store.column(JOB, "loss", {"split": "test"}, [1]) is None
-    assert await store.column(JOB, "loss", {}, [3, 1, 2]) == Column([1, 3], [0.2, 0.3])
-    assert await store.whole_column(JOB, "loss", {}, most=9) == Column([1, 3], [0.2, 0.3])
-    assert await store.whole_column(JOB, "none", None, most=9) is None
-    assert await store.whole_column("jnone", "loss", None, most=9) is None
-    assert await store.column("jnone", "loss", None, [1]) is None
+    assert await store.columns(JOB, {"loss": [1]}, {"split": "val"}) == {"loss": Column([1], [9.0])}
+    assert await store.columns(JOB, {"loss": [1]}, {"split": "test"}) == {}
+    assert await store.columns(JOB, {"loss": [3, 1, 2]}, {}) == {"loss": Column([1, 3], [0.2, 0.3])}
+    assert await store.whole_columns(JOB, ["none", "loss"], {}, most=9) == {"loss": Column([1, 3], [0.2, 0.3])}
+    assert await store.whole_columns("jnone", ["loss"], None, most=9) == {}
+    assert await store.columns("jnone", {"loss": [1]}, None) == {}
+
+
+async def test_columns_of_several_metrics_are_read_at_once(store: MetricStore) -> None:
+    await store.append(JOB, [metrics(0, (1, 0.1), (2, 0.2)), metrics(20, (1, 0.7), (3, 0.9), name="acc")])
+    whole = await store.whole_columns(JOB, ["loss", "acc", "none"], None, most=9)
+    assert whole == {"loss": Column([1, 2], [0.1, 0.2]), "acc": Column([1, 3], [0.7, 0.9])}
+    chosen = await store.columns(JOB, {"loss": [2], "acc": [1], "none": [1]}, None)
+    assert chosen == {"loss": Column([2], [0.2]), "acc": Column([1], [0.7])}
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE tallies", "UPDATE tallies SET seq = 1, low = 99"])
@@ -116,8 +124,7 @@ async def test_aggregates_survive_a_restart_and_a_copy(tmp_path: Path) -> None:
 
 async def test_of_a_column_with_more_steps_than_requested_some_are_read_and_no_values(store: MetricStore) -> None:
     await store.append(JOB, [metrics(0, *((step * 10, 1.0) for step in range(1_000)), (50, 2.0), (0, 3.0))])
-    column = await store.whole_column(JOB, "loss", None, most=5)
-    assert column is not None
+    column = (await store.whole_columns(JOB, ["loss"], None, most=5))["loss"]
     assert (column, column.count) == (Column([0, 2500, 5000, 7490, 9990], (), 1_000), 1_000)
-    values = await store.column(JOB, "loss", None, column.steps)
-    assert values == Column(column.steps, [3.0, 1.0, 1.0, 1.0, 1.0])
+    values = await store.columns(JOB, {"loss": column.steps}, None)
+    assert values == {"loss": Column(column.steps, [3.0, 1.0, 1.0, 1.0, 1.0])}

@@ -60,6 +60,14 @@ async def test_statistics_over_seeds_are_exact_for_each_group(api: Api, metrics:
                 assert math.isclose(group["mean"][step], reference.fmean(at), rel_tol=1e-12, abs_tol=1e-12)
                 assert math.isclose(group["std"][step], reference.pstdev(at), rel_tol=1e-9, abs_tol=1e-12)
                 assert (group["min"][step], group["max"][step]) == (min(at), max(at))
+        await learners[1, 0].write_points(7.0, 8.0, name="acc")
+        both = await statistics(api, name="loss", also=["acc", "none", "loss"], job=ids, **{"except": "env.SEED"})
+        assert [group for group in both["groups"] if group["name"] == "loss"] == reply["groups"]
+        [of_one] = [group for group in both["groups"] if group["name"] != "loss"]
+        assert (of_one["name"], of_one["jobs"], of_one["mean"]) == ("acc", [learners[1, 0].job], [7.0, 8.0])
+        assert (of_one["key"], both["without"]) == ({"env.LR": "1"}, [])
+        long: dict[str, Any] = {"name": "loss", "also": ["a", "b"], "job": ids, "max_points": 3334}
+        assert (await api.admin.get("/v1/statistics", params=long)).status_code == 400
         whole = await statistics(api, name="loss", q="metric.loss<1000", max_points=5)
         [group] = whole["groups"]
         assert (len(group["steps"]), group["key"], group["n"][0]) == (5, {}, 6)
@@ -181,8 +189,6 @@ async def test_the_sdk_compares_and_copies_jobs(api: Api) -> None:
         assert [field["path"] for field in difference["spec"]] == ["env.SEED", "name"]
         listed = [entry.id async for entry in client.jobs.list(q="env.SEED=2", metrics=["loss"], order="oldest")]
         assert listed == [copy.id]
-        assert (await client.jobs.statistics("loss", jobs=[job, copy.id], but=["env.SEED"]))["without"] == [
-            job,
-            copy.id,
-        ]
+        both = await client.jobs.statistics("loss", jobs=[job, copy.id], but=["env.SEED"], also=["acc"])
+        assert both["without"] == [job, copy.id]
         assert (await client.session_code())["code"].startswith("weft_c")

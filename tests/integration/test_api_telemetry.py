@@ -198,6 +198,22 @@ async def test_usage_of_the_hardware_is_in_the_progress_and_among_the_metrics_by
     assert [(curve["values"], curve["context"]) for curve in named["series"]] == [([1.5, 0.25], {"weft": "usage"})]
 
 
+async def test_a_list_has_the_thinned_curve_of_the_first_metric(api: Api, learner: Learner) -> None:
+    values = [step / 1000 for step in range(1000)]
+    values[500] = -7.0
+    await learner.write_points(*values)
+    await learner.write_points(0.5, name="acc")
+    silent = (await api.submit())["id"]
+    params: dict[str, str | int] = {"metrics": "loss,acc", "curve_points": 40, "fields": "metrics"}
+    jobs = {job["id"]: job["metrics"] for job in (await api.admin.get("/v1/jobs", params=params)).json()["jobs"]}
+    loss, acc = jobs[learner.job]
+    assert 20 <= len(loss["curve"]) <= 45
+    assert (loss["curve"][0], min(loss["curve"]), loss["curve"][-1]) == (0.0, -7.0, 0.999)
+    assert "curve" not in acc
+    assert jobs[silent] == []
+    assert (await api.admin.get("/v1/jobs", params={**params, "limit": 101})).status_code == 400
+
+
 async def test_a_log_stream_has_each_line_once_and_the_end_last(api: Api, learner: Learner) -> None:
     await learner.write_lines("before")
     reading = Reading(api.admin, f"/v1/jobs/{learner.job}/logs")

@@ -205,13 +205,15 @@ async def test_statistics_of_many_jobs_keep_none_of_their_files_open(tmp_path: P
     await written(tmp_path)
     store = await SqliteMetricStore.open(tmp_path)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    assert await store.whole_column(JOB, "n", None, most=20) == Column(list(range(10)), [float(at) for at in range(10)])
+    whole = Column(list(range(10)), [float(at) for at in range(10)])
+    assert await store.whole_columns(JOB, ["n"], None, most=20) == {"n": whole}
+    assert await store.columns(JOB, {"n": [3]}, None) == {"n": Column([3], [3.0])}
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     await store.append(JOB, [piece(10, 11)])
-    assert await store.whole_column(JOB, "n", None, most=5) == Column([0, 2, 5, 8, 10], (), 11)
+    assert await store.whole_columns(JOB, ["n"], None, most=5) == {"n": Column([0, 2, 5, 8, 10], (), 11)}
     (tmp_path / OTHER / "index.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(Quarantined):
-        await store.whole_column(OTHER, "n", None, most=5)
+        await store.whole_columns(OTHER, ["n"], None, most=5)
     await store.close()
 
 

@@ -135,8 +135,10 @@ async def test_a_list_and_a_comparison_are_of_the_jobs_of_all_shards(
     reply = await anywhere.call("Progress", pb.ProgressRequest(job_ids=jobs))
     assert {job.job_id: job.progress for job in reply.jobs} == dict.fromkeys(jobs, 0.5)
     unknown = job_of(3, 2)
-    request = pb.StepStatisticsRequest(job_ids=[*jobs, unknown], name="loss", any_context=True)
-    reply = await anywhere.call("StepStatistics", request)
+    request = pb.StepStatisticsRequest(job_ids=[*jobs, unknown], name="none", also=["loss"], any_context=True)
+    none = await anywhere.call("StepStatistics", request)
+    assert list(none.without) == [*jobs, unknown]
+    [reply] = none.more
     columns: Sequence[Sequence[float]] = list(zip(*curves.values(), strict=True))
     assert list(reply.n) == [7] * 5
     assert list(reply.mean) == pytest.approx([statistics.mean(column) for column in columns])

@@ -27,6 +27,8 @@ JOB: dict[str, Any] = {
     "attempt": {"placement": {"ps-0": "a", "worker-0": "a"}},
 }
 
+USE: dict[str, Any] = {"job": "j1", "gpus": 2, "idle": 2, "used": None, "cpus": 0.01}
+
 
 def answer(request: Request, _number: int) -> Answer:
     path = request.path.partition("?")[0]
@@ -34,14 +36,14 @@ def answer(request: Request, _number: int) -> Answer:
     return json_answer(
         {
             "/v1/whoami": {"user": "u", "tenant": "t", "scope": "user"},
-            "/v1/cluster": {"nodes": nodes, "jobs": {"PROCESSING": 1}, "isolation": "pod"},
+            "/v1/cluster": {"nodes": nodes, "jobs": {"PROCESSING": 1}, "isolation": "pod", "gpu_jobs": [USE]},
             "/v1/jobs": {"jobs": [JOB], "next": None},
             "/v1/sizes": {"sizes": [{"name": "cpu", "cpus": 1, "memory": 10**9, "gpus": 0}]},
         }[path]
     )
 
 
-def test_cluster_shows_the_devices_of_nodes_and_who_holds_them(
+def test_cluster_shows_the_devices_of_nodes_who_holds_them_and_which_gpus_are_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WEFT_KEY", "weft_k_s")
@@ -56,6 +58,8 @@ def test_cluster_shows_the_devices_of_nodes_and_who_holds_them(
     assert [line.split()[-2:] for line in shown if line.startswith(("a ", "b "))] == [["rdma/hca", "2/4"], ["-", "-"]]
     held = {learner["learner"]: learner["devices"] for learner in document["nodes"][0]["learners"]}
     assert held == {"ps-0": {}, "worker-0": {"rdma/hca": 2}}
+    assert "not measured, 2 idle" in "\n".join(shown)
+    assert document["gpu_jobs"] == [USE]
 
 
 def test_storage_shows_sizes_for_people_and_bytes_for_programs(

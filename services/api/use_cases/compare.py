@@ -31,6 +31,8 @@ _LONGEST_FIELD: Final = 1_000
 length.
 """
 _AT_A_TIME: Final = 4
+_MOST_METRICS: Final = 20
+_MOST_STEPS: Final = 10_000
 _NEVER_COMPARED: Final = frozenset({"name"})
 """Of a spec: two seeds of one experiment may have names of their own."""
 
@@ -40,6 +42,12 @@ class StatisticsParams(Params):
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
     name: str = Field(min_length=1, max_length=1000, description="Name of the metric.")
+    also: list[Annotated[str, Field(min_length=1, max_length=1000)]] | None = Field(
+        default=None,
+        max_length=_MOST_METRICS - 1,
+        description=f"Names of further metrics; repeat it for several, at most {_MOST_METRICS - 1}. The jobs are read "
+        "once for all.",
+    )
     context: list[str] | None = Field(
         default=None,
         max_length=MOST_VALUES,
@@ -62,12 +70,15 @@ class StatisticsParams(Params):
         description="Fields of the spec that may differ within a group, e.g. env.SEED; all others, but for the name, "
         "are equal; at most 100.",
     )
-    max_points: int = Field(default=500, ge=2, le=10_000, description="Most steps of each group.")
+    max_points: int = Field(
+        default=500, ge=2, le=_MOST_STEPS, description="Most steps of each group; of all metrics at most 10000."
+    )
 
 
 class StatisticsGroup(Answer):
     """Statistics of one group; item n of each column belongs to step n."""
 
+    name: Annotated[str, doc("Name of the metric.")]
     key: Annotated[dict[str, str], doc("The fields by which the group differs from others, and their values.")]
     jobs: Annotated[list[str], doc("Ids of the jobs of the group that reported the metric.")]
     steps: Annotated[list[int], doc("Steps at which a job has a number.")]
@@ -81,8 +92,10 @@ class StatisticsGroup(Answer):
 class StatisticsReply(Answer):
     """Statistics of a metric over groups of jobs. Every number is exact; steps may be left out."""
 
-    groups: Annotated[list[StatisticsGroup], doc("Groups in the order of their newest jobs.")]
-    without: Annotated[list[str], doc("Ids of the jobs that did not report the metric.")]
+    groups: Annotated[
+        list[StatisticsGroup], doc("By metric, in the order of the request; then in the order of their newest jobs.")
+    ]
+    without: Annotated[list[str], doc("Ids of the jobs that did not report the metric `name`.")]
     truncated: Annotated[bool, doc("There are more jobs, groups (100 are answered) or fields of groups (200).")]
 
 
@@ -138,26 +151,30 @@ async def get_statistics(services: ApiServices, principal: Principal, params: St
     """
     if params.by and params.but:
         raise wrong_parameter("by", "give either `by` or `except`")
+    names = list(dict.fromkeys([params.name, *(params.also or ())]))
+    if len(names) * params.max_points > _MOST_STEPS:
+        raise wrong_parameter("max_points", f"at most {_MOST_STEPS} steps of all metrics together")
     jobs, more = await _jobs(services, principal, params)
     groups = await _groups(jobs, params)
     limited = asyncio.Semaphore(_AT_A_TIME)
     labels = _labels(params.context)
 
-    async def compute(group: _Group) -> StepStatistics:
+    async def compute(group: _Group) -> Sequence[StepStatistics]:
         async with limited:
             ids = [job.id for job in group.jobs]
-            return await services.telemetry.statistics(ids, params.name, labels, max_points=params.max_points)
+            return await services.telemetry.statistics(ids, names, labels, max_points=params.max_points)
 
     computed = await asyncio.gather(*(compute(group) for group in groups[:_MOST_GROUPS]))
     varying = await _varying(groups)
     fields = [path for path in varying if len(path) <= _LONGEST_FIELD][:_MOST_FIELDS]
     return StatisticsReply(
         groups=[
-            _group(group, fields, statistics)
+            _group(name, group, fields, statistics[place])
+            for place, name in enumerate(names)
             for group, statistics in zip(groups, computed, strict=False)
-            if statistics.steps
+            if statistics[place].steps
         ],
-        without=[job_id for statistics in computed for job_id in statistics.without],
+        without=[job_id for first, *_ in computed for job_id in first.without],
         truncated=more or len(groups) > _MOST_GROUPS or len(fields) < len(varying),
     )
 
@@ -227,9 +244,10 @@ async def _varying(groups: Sequence[_Group]) -> list[str]:
     return [path for path, text in first.items() if path in differing or (text and counts[path] < len(groups))]
 
 
-def _group(group: _Group, fields: Sequence[str], statistics: StepStatistics) -> StatisticsGroup:
+def _group(name: str, group: _Group, fields: Sequence[str], statistics: StepStatistics) -> StatisticsGroup:
     without = set(statistics.without)
     return StatisticsGroup(
+        name=name,
         key={path: group.key.get(path, "") for path in fields},
         jobs=[job.id for job in group.jobs if job.id not in without],
         steps=list(statistics.steps),

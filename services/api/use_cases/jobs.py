@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from pydantic import Field
 
 from services.api.access import Principal
-from services.api.answers import Answer, Done, doc
+from services.api.answers import Answer, Done, doc, number
 from services.api.causes import LAST_LINES, Cause, find_cause
 from services.api.event_loop import Turns
 from services.api.explain import JobExplanation, explain
@@ -30,11 +31,13 @@ from services.core.domain.job import Job as JobDocument
 from services.core.domain.spec import nearest
 from services.core.domain.status import Desired, Status
 from services.core.ports.job_store import JobQuery
-from services.core.ports.metric_store import Aggregate, LineQuery, StoredLine
+from services.core.ports.metric_store import Aggregate, LineQuery, PointQuery, StoredLine
 
 _OWN_FAILURES: Final = frozenset({"ExitCode", "Signalled", "OOMKilled"})
 """Reasons whose cause is in the output of the learner."""
 _FIELDS: Final = Job.__struct_fields__
+_MOST_CURVES: Final = 100
+_CURVES_AT_A_TIME: Final = 8
 
 
 _METRICS: Final = (
@@ -66,6 +69,12 @@ class JobsParams(Params):
         "may then have fewer jobs, or none, while `next` is not null.",
     )
     metrics: str | None = Field(default=None, description=_METRICS)
+    curve_points: int | None = Field(
+        default=None,
+        ge=2,
+        le=200,
+        description="The first of `metrics` has its `curve`, of about so many values; at most 100 jobs in the answer.",
+    )
     progress: bool = Field(default=False, description="Jobs have `progress` and `eta_ms`, if they are known.")
     order: Literal["newest", "oldest"] = Field(default="newest", description="Which jobs come first.")
     fields: str | None = Field(
@@ -108,6 +117,8 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
     """
     if params.after is not None and not is_id(params.after, "j"):
         raise wrong_parameter("after", "after is the `next` of the page before")
+    if params.curve_points is not None and params.limit > _MOST_CURVES:
+        raise wrong_parameter("limit", f"at most {_MOST_CURVES} jobs with curves")
     query = JobQuery(
         tenant=principal.listed_tenant(params.tenant),
         user=params.user,
@@ -138,6 +149,8 @@ async def list_jobs(services: ApiServices, principal: Principal, params: JobsPar
         jobs = [_cut(job, fields) for job in jobs]
     if wanted:
         jobs = await _with_metrics(services, jobs, wanted)
+        if params.curve_points is not None:
+            jobs = await _with_curves(services, jobs, points=params.curve_points)
     if params.progress:
         running = {document.id for document in documents if not document.at_rest}
         of_jobs: Mapping[str, tuple[float, int | None]] = {}
@@ -208,6 +221,26 @@ async def explain_job(services: ApiServices, principal: Principal, job_id: str) 
             left_out = (await services.telemetry.summary(job_id)).left_out
     cause = await _cause(services, document)
     return explain(document, waiting.get(job_id), now=services.jobs.now(), left_out=left_out, cause=cause)
+
+
+async def _with_curves(services: ApiServices, jobs: Sequence[Job], *, points: int) -> list[Job]:
+    """The jobs, whose first metric has its curve, unless it cannot be read: the list does not depend on it."""
+    limited = asyncio.Semaphore(_CURVES_AT_A_TIME)
+
+    async def of(job: Job) -> Job:
+        if not job.metrics:
+            return job
+        first, *others = job.metrics
+        query = PointQuery(names=(first.name,), rank=first.rank, max_points=points)
+        async with limited:
+            try:
+                stored, _ = await services.telemetry.series(job.id, query)
+            except WeftError:
+                return job
+        curve = [number(entry.point.value) for entry in stored if entry.point.context == first.context]
+        return replace(job, metrics=[replace(first, curve=curve), *others])
+
+    return list(await asyncio.gather(*map(of, jobs)))
 
 
 async def _with_metrics(services: ApiServices, jobs: Sequence[Job], wanted: WantedMetrics) -> list[Job]:

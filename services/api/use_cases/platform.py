@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 from typing import Annotated, Final
 
@@ -12,6 +13,7 @@ from services.api.access import Principal
 from services.api.answers import Answer, Time, as_time, doc
 from services.api.clients import Waiting
 from services.api.framework_answer import FrameworkEntry, framework_answer
+from services.api.gpu_use import GpuUse
 from services.api.job_answer import ResourceSize, size_answer, total
 from services.api.params import Params
 from services.api.services import ApiServices
@@ -98,6 +100,7 @@ class ClusterState(Answer):
     """The cluster and its use. What only the cluster knows is left out while it does not answer."""
 
     jobs: Annotated[dict[str, int], doc("Number of jobs by status.")]
+    gpu_idle_s: Annotated[float, doc("Seconds for which GPUs were not in use that count as idle.")]
     used: Annotated[ResourceSize | UnsetType, doc("Hardware that jobs hold. Only while the lcm service answers.")] = (
         UNSET
     )
@@ -110,6 +113,13 @@ class ClusterState(Answer):
         doc("Limits of learners that the kernel enforces, of memory, pids and cpu. Only where this is known."),
     ] = UNSET
     total: Annotated[ResourceSize | UnsetType, doc("Hardware of all ready nodes. Only with `nodes`.")] = UNSET
+    gpu_jobs: Annotated[
+        list[GpuUse] | UnsetType,
+        doc(
+            "Jobs that train with GPUs, at most 500, and what they use of them; those with most idle GPUs first. Only "
+            "while the metrics service answers."
+        ),
+    ] = UNSET
 
 
 class TenantStorage(Answer):
@@ -180,10 +190,12 @@ async def get_queue(services: ApiServices, principal: Principal, params: TenantP
 
 async def get_cluster(services: ApiServices, principal: Principal, params: TenantParams) -> ClusterState:
     """Nodes, and the hardware in use."""
-    state = await services.platform.cluster(principal.listed_tenant(params.tenant))
+    tenant = principal.listed_tenant(params.tenant)
+    state, in_use = await asyncio.gather(services.platform.cluster(tenant), services.gpu_uses.of(tenant))
     jobs = {status.value: count for status, count in state.jobs.items()}
+    gpu_jobs, gpu_idle_s = UNSET if in_use is None else list(in_use), services.gpu_uses.window_s
     if state.nodes is None or state.isolation is None or state.used is None:
-        return ClusterState(jobs=jobs)
+        return ClusterState(jobs=jobs, gpu_jobs=gpu_jobs, gpu_idle_s=gpu_idle_s)
     nodes = [_node(node, state.used[node.name]) for node in state.nodes]
     ready = (ResourceSize(cpus=node.cpus, memory=node.memory, gpus=node.gpus) for node in nodes if node.ready)
     return ClusterState(
@@ -193,6 +205,8 @@ async def get_cluster(services: ApiServices, principal: Principal, params: Tenan
         used=total(*(node.used for node in nodes)),
         jobs=jobs,
         enforced=UNSET if state.enforced is None else list(state.enforced),
+        gpu_jobs=gpu_jobs,
+        gpu_idle_s=gpu_idle_s,
     )
 
 

@@ -308,19 +308,19 @@ class MetricStore(Protocol):
         """Returns what each learner of the newest attempt uses of the hardware, by name and rank."""
         ...
 
-    async def whole_column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
-    ) -> Column | None:
-        """As ``column``, at all steps of the series.
+    async def whole_columns(
+        self, job_id: str, names: Sequence[str], context: Mapping[str, str] | None, *, most: int
+    ) -> Mapping[str, Column]:
+        """As ``columns``, at all steps of each series.
 
         Of more than ``most`` steps those at ``even_places``, and no values: the memory does not depend on their number.
         """
         ...
 
-    async def column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
-    ) -> Column | None:
-        """Returns the latest values of a metric at these steps; None where the job has no such series.
+    async def columns(
+        self, job_id: str, steps: Mapping[str, Sequence[int]], context: Mapping[str, str] | None
+    ) -> Mapping[str, Column]:
+        """Returns the latest values of metrics at these steps, by name; one of which the job has no series is missing.
 
         Of several series the first context (with ``context`` None) and the lowest rank of the newest attempt count.
         """

@@ -63,23 +63,30 @@ class RoutedColumns:
     def __init__(self, store: MetricStore, routing: Routing) -> None:
         self._store, self._routing = store, routing
 
-    async def whole_column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
-    ) -> Column | None:
+    async def whole_columns(
+        self, job_id: str, names: Sequence[str], context: Mapping[str, str] | None, *, most: int
+    ) -> Mapping[str, Column]:
         """As MetricStore's."""
         owner = await self._routing.owner(job_id)
         if owner is None:
-            return await self._store.whole_column(job_id, name, context, most=most)
-        return await _column(owner, job_id, name, context, most=most)
+            return await self._store.whole_columns(job_id, names, context, most=most)
+        return await _present({name: _column(owner, job_id, name, context, most=most) for name in names})
 
-    async def column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
-    ) -> Column | None:
+    async def columns(
+        self, job_id: str, steps: Mapping[str, Sequence[int]], context: Mapping[str, str] | None
+    ) -> Mapping[str, Column]:
         """As MetricStore's."""
         owner = await self._routing.owner(job_id)
         if owner is None:
-            return await self._store.column(job_id, name, context, steps)
-        return await _column(owner, job_id, name, context, steps=steps)
+            return await self._store.columns(job_id, steps, context)
+        return await _present(
+            {name: _column(owner, job_id, name, context, steps=wanted) for name, wanted in steps.items()}
+        )
+
+
+async def _present(reads: Mapping[str, Awaitable[Column | None]]) -> Mapping[str, Column]:
+    columns = await asyncio.gather(*reads.values())
+    return {name: column for name, column in zip(reads, columns, strict=True) if column is not None}
 
 
 async def _column(

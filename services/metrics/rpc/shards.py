@@ -11,7 +11,7 @@ from services.core.domain.errors import Conflict, Unavailable
 from services.core.domain.shards import Shards
 from services.core.gen.weft.v1 import metrics_pb2 as pb
 from services.core.gen.weft.v1 import metrics_pb2_grpc
-from services.core.ports.metric_store import Column, MetricStore
+from services.core.ports.metric_store import MetricStore
 from services.metrics.shards.agreement import numbers_message, numbers_of
 
 _IN_A_MESSAGE: Final = 1_000
@@ -55,11 +55,12 @@ class Shard(metrics_pb2_grpc.ShardServicer):
     async def ReadColumn(self, request: pb.ReadColumnRequest, context: Any) -> pb.ReadColumnReply:
         await self.ensure(request.job_id)
         labels = None if request.any_context else dict(request.context)
-        column: Column | None
+        name = request.name
         if request.steps:
-            column = await self.store.column(request.job_id, request.name, labels, request.steps)
+            columns = await self.store.columns(request.job_id, {name: request.steps}, labels)
         else:
-            column = await self.store.whole_column(request.job_id, request.name, labels, most=request.most)
+            columns = await self.store.whole_columns(request.job_id, [name], labels, most=request.most)
+        column = columns.get(name)
         if column is None:
             return pb.ReadColumnReply()
         return pb.ReadColumnReply(reported=True, steps=column.steps, values=column.values, count=column.count)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, TypeVar
 
 import structlog
@@ -56,13 +56,13 @@ log = structlog.get_logger()
 class ReadsColumns(Protocol):
     """The part of MetricStore that statistics over jobs read."""
 
-    async def whole_column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
-    ) -> Column | None: ...
+    async def whole_columns(
+        self, job_id: str, names: Sequence[str], context: Mapping[str, str] | None, *, most: int
+    ) -> Mapping[str, Column]: ...
 
-    async def column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
-    ) -> Column | None: ...
+    async def columns(
+        self, job_id: str, steps: Mapping[str, Sequence[int]], context: Mapping[str, str] | None
+    ) -> Mapping[str, Column]: ...
 
 
 @dataclass(frozen=True)
@@ -178,43 +178,42 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
     async def StepStatistics(self, request: pb.StepStatisticsRequest, context: Any) -> pb.StepStatisticsReply:
         labels = None if request.any_context else dict(request.context)
         most = request.max_points or _CURVE_POINTS
-        longest: Sequence[int] = []
-        count = 0
-        columns: dict[str, Column] = {}
-        async for job_id, column in self._whole_columns(request.job_ids, request.name, labels, most=most):
-            if column.count > count:
-                longest, count = column.steps, column.count
-            columns[job_id] = column if column.values else replace(column, steps=())
-        statistics = Statistics(chosen_steps(longest, most))
-        for job_id, column in [*columns.items()]:
-            read: Column | None = column
-            if not column.values:  # a longer column has its steps only: the values at the chosen ones are read now
-                read = await _unless_damaged(self.columns.column(job_id, request.name, labels, statistics.steps))
-            if read is not None:
-                statistics.add(read)
-            else:
-                del columns[job_id]
-        rows = statistics.rows()
-        return pb.StepStatisticsReply(
-            steps=[step for step, _ in rows],
-            n=[of.n for _, of in rows],
-            mean=[of.mean for _, of in rows],
-            std=[of.std for _, of in rows],
-            low=[of.low for _, of in rows],
-            high=[of.high for _, of in rows],
-            without=[job_id for job_id in request.job_ids if job_id not in columns],
-        )
+        names = list(dict.fromkeys([request.name, *request.also]))
+        collected = {name: _Collected() for name in names}
+        async for job_id, columns in self._whole_columns(request.job_ids, names, labels, most=most):
+            for name, column in columns.items():
+                collected[name].add(job_id, column)
+        statistics = {name: Statistics(chosen_steps(of.longest, most)) for name, of in collected.items()}
+        for job_id in request.job_ids:
+            await asyncio.sleep(0)  # other calls run in between
+            wanted: dict[str, Sequence[int]] = {}
+            for name, of in collected.items():
+                held = of.columns.get(job_id)
+                if held is None:
+                    continue
+                if held.values:
+                    statistics[name].add(held)
+                else:  # a longer column has its steps only: the values at the chosen ones are read now
+                    wanted[name] = statistics[name].steps
+            read = await _unless_damaged(self.columns.columns(job_id, wanted, labels)) if wanted else {}
+            for name in wanted:
+                if name in read:
+                    statistics[name].add(read[name])
+                else:
+                    del collected[name].columns[job_id]
+        first, *others = (_statistics_reply(request.job_ids, collected[name], statistics[name]) for name in names)
+        first.more.extend(others)
+        return first
 
     async def _whole_columns(
-        self, job_ids: Sequence[str], name: str, labels: Mapping[str, str] | None, *, most: int
-    ) -> AsyncIterator[tuple[str, Column]]:
-        """Of the jobs that reported the metric with steps, in order; a few are read at a time."""
+        self, job_ids: Sequence[str], names: Sequence[str], labels: Mapping[str, str] | None, *, most: int
+    ) -> AsyncIterator[tuple[str, Mapping[str, Column]]]:
+        """Of each job the metrics that it reported with steps, in order; a few jobs are read at a time."""
         for first in range(0, len(job_ids), _AT_A_TIME):
             some = job_ids[first : first + _AT_A_TIME]
-            reads = (_unless_damaged(self.columns.whole_column(job_id, name, labels, most=most)) for job_id in some)
-            for job_id, column in zip(some, await asyncio.gather(*reads), strict=True):
-                if column is not None and column.steps:
-                    yield job_id, column
+            reads = (_unless_damaged(self.columns.whole_columns(job_id, names, labels, most=most)) for job_id in some)
+            for job_id, columns in zip(some, await asyncio.gather(*reads), strict=True):
+                yield job_id, {name: column for name, column in columns.items() if column.steps}
 
     async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:
         await self.store.delete(request.job_id)
@@ -224,12 +223,40 @@ class Telemetry(metrics_pb2_grpc.TelemetryServicer):
         return pb.ForgetReply()
 
 
-async def _unless_damaged(reading: Awaitable[Column | None]) -> Column | None:
-    """The column; None for a job whose files are damaged. They are reported elsewhere, and harm no other job."""
+@dataclass
+class _Collected:
+    """The columns of one metric, by job. Of longer ones only the longest has steps; none of them has values."""
+
+    columns: dict[str, Column] = field(default_factory=dict)
+    longest: Sequence[int] = ()
+    count: int = 0
+    """Number of steps of the longest one."""
+
+    def add(self, job_id: str, column: Column) -> None:
+        if column.count > self.count:
+            self.longest, self.count = column.steps, column.count
+        self.columns[job_id] = column if column.values else replace(column, steps=())
+
+
+def _statistics_reply(job_ids: Sequence[str], collected: _Collected, statistics: Statistics) -> pb.StepStatisticsReply:
+    rows = statistics.rows()
+    return pb.StepStatisticsReply(
+        steps=[step for step, _ in rows],
+        n=[of.n for _, of in rows],
+        mean=[of.mean for _, of in rows],
+        std=[of.std for _, of in rows],
+        low=[of.low for _, of in rows],
+        high=[of.high for _, of in rows],
+        without=[job_id for job_id in job_ids if job_id not in collected.columns],
+    )
+
+
+async def _unless_damaged(reading: Awaitable[Mapping[str, Column]]) -> Mapping[str, Column]:
+    """The columns; none of a job whose files are damaged. They are reported elsewhere, and harm no other job."""
     try:
         return await reading
     except Quarantined:
-        return None
+        return {}
 
 
 def _page(stored: Sequence[T], size: Callable[[T], int], *, limit: int, through: int, by_time: bool = False) -> Page[T]:

@@ -21,6 +21,8 @@ ANSWERS: Final[Answers] = {
         "isolation": ("text or null", "sandbox, process or trusted; null if unknown."),
         "enforced": ("list of text or null", "Limits of learners that the kernel enforces; null if unknown."),
         "jobs": ("map of integer", "Number of jobs by status."),
+        "gpu_jobs": ("list of GpuUse or null", "Jobs that train with GPUs, most idle ones first; null if unknown."),
+        "gpu_idle_s": ("number or null", "Seconds for which GPUs were not in use that count as idle."),
     },
     "queue": {"waiting": ("list of WaitingJob", "Jobs that wait, in order; at most 1000.")},
 }
@@ -35,6 +37,17 @@ TYPES: Final[Types] = {
         "devices": ("map of integer", "Other devices for learners, e.g. rdma/hca; empty without any."),
         "used": ("ResourceSize", "What the learners below hold."),
         "learners": ("list of PlacedLearner", "Learners on it, of the jobs that you may see."),
+    },
+    "GpuUse": {
+        "job": ("text", "Id of the job."),
+        "name": ("text", "Name of the job."),
+        "tenant": ("text", "Tenant of the job."),
+        "user": ("text", "User of the job."),
+        "since": ("time", "Since when it trains."),
+        "gpus": ("number", "GPUs that its learners hold."),
+        "idle": ("number", "GPUs of its learners that are idle."),
+        "used": ("number or null", "The most GPUs in use lately; null: they are not measured."),
+        "cpus": ("number or null", "The most CPU cores in use lately; null: not measured."),
     },
     "PlacedLearner": {
         "job": ("text", "Id of the job."),
@@ -66,7 +79,9 @@ def _everyone(call: Call) -> str | None:
 def cluster_command(call: Call) -> None:
     """Show the nodes, what is free, and which jobs use them.
 
-    A slot is a GPU, or a CPU core of a node without GPUs. Administrators see the jobs of all tenants.
+    A slot is a GPU, or a CPU core of a node without GPUs. GPU USE is the most that a job has used of its GPUs in the
+    last minutes; idle: its learners used none of them in that time, or none of their CPUs where GPUs are not measured.
+    Administrators see the jobs of all tenants.
     """
     from weft._cli.output import emit
 
@@ -90,6 +105,8 @@ def cluster_command(call: Call) -> None:
         "isolation": state.get("isolation"),
         "enforced": state.get("enforced"),
         "jobs": state["jobs"],
+        "gpu_jobs": state.get("gpu_jobs"),
+        "gpu_idle_s": state.get("gpu_idle_s"),
     }
     emit(call, document, people=lambda wide: _people(document, jobs, wide=wide), names=(n["name"] for n in nodes))
     if call.for_people and state.get("nodes") is None:
@@ -132,6 +149,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
     from weft._cli.text import amount, size
 
     letters = {job["id"]: _LETTERS[place % len(_LETTERS)] for place, job in enumerate(jobs)}
+    gpu_jobs = {use["job"]: use for use in state["gpu_jobs"] or ()}
     columns = [
         Column("NODE", flexible=True),
         Column("CPUS", right=True),
@@ -163,6 +181,7 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
             amount(job["resources"]["cpus"]),
             size(job["resources"]["memory"]),
             amount(job["resources"]["gpus"]),
+            *([_gpu_use(gpu_jobs.get(job["id"]))] if gpu_jobs else []),
             job.get("status", ""),
         ]
         for job in jobs
@@ -172,10 +191,11 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
         Column("JOB"),
         Column("NAME", flexible=True),
         Column("USER", flexible=True, spare=4),
-        Column("LEARNERS", right=True, spare=5),
+        Column("LEARNERS", right=True, spare=6),
         Column("CPUS", right=True, spare=2),
         Column("MEMORY", right=True, spare=3),
         Column("GPUS", right=True, spare=1),
+        *([Column("GPU USE", spare=5)] if gpu_jobs else []),
         Column("STATUS"),
     ]
     counts = ", ".join(f"{count} {status}" for status, count in state["jobs"].items() if count)
@@ -187,6 +207,16 @@ def _people(state: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], *, wide
     parts += [table(columns, rows, wide=wide)] if rows else []
     parts += [table(of_jobs, holding, wide=wide)] if holding else []
     return "\n\n".join(filter(None, parts))
+
+
+def _gpu_use(use: Mapping[str, Any] | None) -> str:
+    """E.g. 0.02, 2 idle."""
+    from weft._cli.text import amount
+
+    if use is None:
+        return "-"
+    used = "not measured" if use["used"] is None else amount(use["used"])
+    return f"{used}, {amount(use['idle'])} idle" if use["idle"] else used
 
 
 def _devices(node: Mapping[str, Any]) -> str:

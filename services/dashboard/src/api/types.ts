@@ -16,6 +16,7 @@ export type JobPlan = Schemas["JobPlan"];
 export type JobProgress = Schemas["JobProgress"];
 export type JobExplanation = Schemas["JobExplanation"];
 
+export type GpuUse = Schemas["GpuUse"];
 export type LearnerUsage = Schemas["LearnerUsage"];
 export type StartupStep = Schemas["StartupStep"];
 export type StatisticsGroup = Schemas["StatisticsGroup"];

@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "react";
 import { Chart } from "../charts/chart.tsx";
 import { plural } from "../format.ts";
 import { ErrorNote } from "../ui/notes.tsx";
-import { bandsOf, type Chosen, statisticsQuery } from "./statistics.ts";
+import { bandsOf, type Chosen, statisticsQueries } from "./statistics.ts";
 
 const HEIGHT_PX = 150;
 const POINTS = 200;
@@ -16,7 +16,8 @@ const SETTLED_MS = 700;
 let scrolledAt = 0;
 document.addEventListener("scroll", () => (scrolledAt = performance.now()), { capture: true, passive: true });
 
-export function AllMetrics({ names, shown, onShown, ...chosen }: Omit<Chosen, "metric"> & { names: string[]; shown: boolean; onShown: (shown: boolean) => void }) {
+export function AllMetrics({ names, shown, onShown, ids, filter, group }: Omit<Chosen, "metric"> & { names: string[]; shown: boolean; onShown: (shown: boolean) => void }) {
+  const queryOf = useMemo(() => statisticsQueries({ ids, filter, group }, POINTS), [ids, filter, group]);
   return (
     <>
       <div className="screen-head">
@@ -28,7 +29,7 @@ export function AllMetrics({ names, shown, onShown, ...chosen }: Omit<Chosen, "m
       {shown ? (
         <div className="charts">
           {names.map((name) => (
-            <InView key={name} title={name} chosen={{ ...chosen, metric: name }} />
+            <InView key={name} metric={name} queryOf={queryOf} />
           ))}
         </div>
       ) : null}
@@ -36,8 +37,13 @@ export function AllMetrics({ names, shown, onShown, ...chosen }: Omit<Chosen, "m
   );
 }
 
+interface MetricProps {
+  metric: string;
+  queryOf: ReturnType<typeof statisticsQueries>;
+}
+
 /** Keeps the place of a chart, and shows it while it is on the screen or near it. */
-function InView({ title, chosen }: { title: string; chosen: Chosen }) {
+function InView(metric: MetricProps) {
   const box = useRef<HTMLDivElement>(null);
   const [near, setNear] = useState(false);
   useEffect(() => {
@@ -66,14 +72,14 @@ function InView({ title, chosen }: { title: string; chosen: Chosen }) {
   }, []);
   return (
     <div ref={box} className="chart-place">
-      {near ? <Metric title={title} chosen={chosen} /> : null}
+      {near ? <Metric {...metric} /> : null}
     </div>
   );
 }
 
-function Metric({ title, chosen }: { title: string; chosen: Chosen }) {
-  const statistics = useQuery(statisticsQuery(chosen, POINTS));
+function Metric({ metric, queryOf }: MetricProps) {
+  const statistics = useQuery(queryOf(metric));
   const lines = useMemo(() => bandsOf(statistics.data), [statistics.data]);
   if (statistics.error) return <ErrorNote error={statistics.error} />;
-  return <Chart title={title} lines={lines} xKind="step" log={false} zoom={null} onZoom={() => undefined} height={HEIGHT_PX} />;
+  return <Chart title={metric} lines={lines} xKind="step" log={false} zoom={null} onZoom={() => undefined} height={HEIGHT_PX} />;
 }

@@ -4,6 +4,7 @@ import { client, dataOf, type Schemas } from "../api/client.ts";
 import type { StatisticsGroup } from "../api/types.ts";
 import type { Line } from "../charts/chart.tsx";
 import { valueOf } from "../format.ts";
+import { batching } from "./batches.ts";
 
 export interface Chosen {
   ids: string[];
@@ -21,18 +22,37 @@ export function grouping(group: string | undefined): { except?: string[]; by?: s
   return match?.[1] === "by" ? { by: fields } : { except: fields };
 }
 
-export const statisticsQuery = ({ ids, filter, metric, group }: Chosen, maxPoints = 500) =>
+type Statistics = Schemas["StatisticsReply"];
+type Jobs = Omit<Chosen, "metric">;
+
+/** By metric. Metrics that no job has reported have no groups. */
+async function read({ ids, filter, group }: Jobs, names: string[], maxPoints: number, signal: AbortSignal): Promise<ReadonlyMap<string, Statistics>> {
+  const [name = "", ...also] = names;
+  const jobs = filter === undefined ? { job: ids } : { q: filter };
+  const query = { name, ...(also.length > 0 ? { also } : {}), ...jobs, max_points: maxPoints, ...grouping(group) };
+  const answer = dataOf(await client.GET("/v1/statistics", { params: { query }, signal }));
+  return new Map(names.map((metric) => [metric, { ...answer, groups: answer.groups.filter((part) => part.name === metric) }]));
+}
+
+const statisticsKey = ({ ids, filter, group }: Jobs, metric: string, maxPoints: number) => ["statistics", filter ?? ids.join(), metric, group ?? "", maxPoints] as const;
+
+export const statisticsQuery = ({ metric, ...jobs }: Chosen, maxPoints = 500) =>
   queryOptions({
-    queryKey: ["statistics", filter ?? ids.join(), metric, group ?? "", maxPoints],
-    queryFn: async ({ signal }) =>
-      dataOf(
-        await client.GET("/v1/statistics", {
-          params: { query: { name: metric, ...(filter === undefined ? { job: ids } : { q: filter }), max_points: maxPoints, ...grouping(group) } },
-          signal,
-        }),
-      ),
+    queryKey: statisticsKey(jobs, metric, maxPoints),
+    queryFn: async ({ signal }) => (await read(jobs, [metric], maxPoints, signal)).get(metric) as Statistics,
     staleTime: 10_000,
   });
+
+/** Queries of single metrics of the same jobs, which read several metrics by one request. */
+export function statisticsQueries(jobs: Jobs, maxPoints: number) {
+  const readOne = batching((names, signal) => read(jobs, names, maxPoints, signal));
+  return (metric: string) =>
+    queryOptions({
+      queryKey: statisticsKey(jobs, metric, maxPoints),
+      queryFn: ({ signal }) => readOne(metric, signal),
+      staleTime: 10_000,
+    });
+}
 
 export const groupName = (group: StatisticsGroup): string =>
   Object.entries(group.key)

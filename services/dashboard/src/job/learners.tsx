@@ -36,7 +36,7 @@ export function Learners({ job, curves, usage }: { job: Job; curves: ReadonlyMap
           const decided = job.verdict?.learner === learner;
           return (
             <tr key={learner}>
-              <th scope="row">{learner}</th>
+              <th scope="row" className="name">{learner}</th>
               <td className="wide-only">{node}</td>
               <td>
                 {isLive(job.status) ? <StatusBadge status={job.status} /> : decided ? decision(job) : <StatusBadge status={job.status} />}
@@ -54,7 +54,7 @@ export function Learners({ job, curves, usage }: { job: Job; curves: ReadonlyMap
                   ))}
                 </ul>
               </td>
-              <td>
+              <td className="nowrap">
                 <Link to="/jobs/$id" params={{ id: job.id }} search={{ tab: "logs", rank: learner }}>
                   Log
                 </Link>

@@ -4,6 +4,7 @@ import { Link } from "@tanstack/react-router";
 import type { Job, JobMetric } from "../api/types.ts";
 import { count, msOf, number, valueOf } from "../format.ts";
 import { ranOf } from "../job/phases.ts";
+import { Sparkline } from "./sparklines.tsx";
 import { StatusBadge } from "../ui/status.tsx";
 import { Ago, Elapsed } from "../ui/time.tsx";
 
@@ -41,13 +42,18 @@ export function columnsOf(metrics: string[], shown: { tenant: boolean; gpus: boo
     ...(shown.tenant
       ? [column.accessor("tenant", { header: "Tenant", meta: { track: "minmax(80px, .7fr)" } satisfies Look })]
       : []),
-    ...metrics.map((name) =>
+    ...metrics.map((name, index) =>
       column.accessor((job) => sortable(metricOf(job, name)), {
         id: `metric:${name}`,
         header: nameOf(name),
         sortUndefined: "last",
-        cell: ({ row }) => <MetricCell metric={metricOf(row.original, name)} />,
-        meta: { track: "minmax(112px, .8fr)", align: "right" } satisfies Look,
+        cell: ({ row }) => (
+          <>
+            {index === 0 ? <Sparkline id={row.id} /> : null}
+            <MetricCell metric={metricOf(row.original, name)} />
+          </>
+        ),
+        meta: { track: index === 0 ? "minmax(var(--curve-track), .8fr)" : "minmax(112px, .8fr)", align: "right" } satisfies Look,
       }),
     ),
     column.accessor("learners", {

@@ -3,6 +3,7 @@ import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef } from "react";
 import { client, dataOf } from "../api/client.ts";
 import { jobsKey, type JobsFilter } from "../api/queries.ts";
+import type { JobMetric } from "../api/types.ts";
 import { needsMetrics, type Pages, type Row, withMetrics } from "./list.ts";
 
 const LIST_MS = 3000;
@@ -33,6 +34,24 @@ export function useReadingAgain(filter: JobsFilter): () => void {
   return readAgain;
 }
 
+/** The metrics of some of the rows, by id. `rows`: all that are loaded, as the server orders them. */
+export async function readMetrics(
+  filter: JobsFilter,
+  rows: readonly Row[],
+  wanted: readonly Row[],
+  metrics: { metrics: string; curve_points?: number },
+  signal: AbortSignal,
+): Promise<ReadonlyMap<string, JobMetric[]>> {
+  const [first] = wanted;
+  if (!first) return new Map();
+  // The server looks for them from the row before the first one, until it has all of them.
+  const before = rows[rows.indexOf(first) - 1]?.id;
+  const q = `id in (${wanted.map((row) => row.id).join()})`;
+  const query = { q, limit: wanted.length, order: filter.order, fields: "id,metrics", ...metrics, ...(filter.tenant ? { tenant: filter.tenant } : {}), ...(before ? { after: before } : {}) };
+  const { jobs } = dataOf(await client.GET("/v1/jobs", { params: { query }, signal }));
+  return new Map(jobs.map((job) => [job.id, job.metrics ?? []]));
+}
+
 /** Keeps the metrics of the rows on the screen current. `rows`: all that are loaded, as the server orders them. */
 export function useFreshMetrics(filter: JobsFilter, rows: readonly Row[], onScreen: ReadonlySet<string>): void {
   const queries = useQueryClient();
@@ -41,14 +60,8 @@ export function useFreshMetrics(filter: JobsFilter, rows: readonly Row[], onScre
     queryKey: ["metrics of rows", ...queryKey],
     queryFn: async ({ signal }) => {
       const wanted = rows.filter((row) => onScreen.has(row.id) && needsMetrics(row)).slice(0, MOST);
-      const [first] = wanted;
-      if (!first) return null;
-      // The server looks for them from the row before the first one, until it has all of them.
-      const before = rows[rows.indexOf(first) - 1]?.id;
-      const q = `id in (${wanted.map((row) => row.id).join()})`;
-      const query = { q, limit: wanted.length, order: filter.order, metrics: filter.metrics.join(), fields: "id,metrics", ...(filter.tenant ? { tenant: filter.tenant } : {}) };
-      const { jobs } = dataOf(await client.GET("/v1/jobs", { params: { query: { ...query, ...(before ? { after: before } : {}) } }, signal }));
-      const answer = new Map(jobs.map((job) => [job.id, job.metrics ?? []]));
+      if (wanted.length === 0) return null;
+      const answer = await readMetrics(filter, rows, wanted, { metrics: filter.metrics.join() }, signal);
       queries.setQueryData<Pages>(queryKey, (data) => data && withMetrics(data, wanted, answer));
       return null;
     },

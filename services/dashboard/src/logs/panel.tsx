@@ -113,7 +113,9 @@ interface BodyProps {
 function Whole({ job, view, onView, lines, onStart }: BodyProps) {
   const [log, setLog] = useState<WholeLog | null>(null);
   const [error, setError] = useState<unknown>(null);
+  /** Pages that were requested and are not here: an answer is on its way, or a pause after a failure. */
   const loading = useRef(new Set<number>());
+  const [, setRetries] = useState(0);
   const marked = Number(view.line) || 0;
   const [base, setBase] = useState<number | null>(null);
 
@@ -124,6 +126,7 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
       fetchLines(job.id, { tail: PAGE_LINES }, controller.signal)
         .then((page) => {
           const last = page.lines.at(-1)?.seq ?? 0;
+          setError(null);
           setLog(new WholeLog().with(page.lines, last));
           onStart(last);
         })
@@ -151,9 +154,20 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
         if (first === null || loading.current.has(page)) continue;
         loading.current.add(page);
         fetchLines(job.id, { after: first - 1, limit: (page + 1) * PAGE_LINES - first + 1 })
-          .then((answer) => answer.lines.length > 0 && setLog((now) => now?.with(answer.lines) ?? null))
-          .catch(setError)
-          .finally(() => loading.current.delete(page));
+          .then((answer) => {
+            loading.current.delete(page);
+            setError(null);
+            if (answer.lines.length > 0) setLog((now) => now?.with(answer.lines) ?? null);
+          })
+          .catch((failure: unknown) => {
+            setError(failure);
+            // A final answer is not requested again: its page stays here.
+            if (!isTemporary(failure)) return;
+            setTimeout(() => {
+              loading.current.delete(page);
+              setRetries((retries) => retries + 1); // the rows request it again, if it is still on the screen
+            }, RETRY_MS);
+          });
       }
     },
     [job.id, log],
@@ -167,6 +181,7 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
   const rows = Math.min(MAX_ROWS, log.total - first);
   return (
     <>
+      {error ? <ErrorNote error={error} /> : null}
       {first > 0 ? (
         <p className="note">
           Lines {count(first + 1)} to {count(first + rows)} of {count(log.total)}.

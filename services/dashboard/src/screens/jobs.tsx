@@ -13,6 +13,7 @@ import { type Action, allows, useActions } from "../job/actions.ts";
 import { columnsOf, type Look, nameOf } from "../jobs/columns.tsx";
 import { Filter } from "../jobs/filter.tsx";
 import { comparesMetrics, isListed, type Pages, withJob, withoutJob } from "../jobs/list.ts";
+import { SparklinesContext, useSparklines } from "../jobs/sparklines.tsx";
 import { useFreshMetrics, useReadingAgain } from "../jobs/refresh.ts";
 import { useStore } from "../store.ts";
 import { Symbol } from "../ui/icons.tsx";
@@ -125,6 +126,7 @@ export function JobsScreen() {
   const items = virtual.getVirtualItems();
   const onScreen = useMemo(() => new Set(items.map((item) => String(item.key))), [items]);
   useFreshMetrics(filter, jobs, onScreen);
+  const sparklines = useSparklines(filter, drawn[0], jobs, onScreen);
   const lastShown = items.at(-1)?.index ?? 0;
   const { hasNextPage, isFetching, fetchNextPage, isError } = listing;
   useEffect(() => {
@@ -223,6 +225,7 @@ export function JobsScreen() {
               })}
             </div>
           </div>
+          <SparklinesContext value={sparklines}>
           <div role="rowgroup" className="table-body" style={{ height: virtual.getTotalSize() }}>
             {items.map((item) => {
               const row = rows[item.index];
@@ -261,6 +264,7 @@ export function JobsScreen() {
               );
             })}
           </div>
+          </SparklinesContext>
         </div>
         {listing.isPending ? <Loading what="jobs" /> : null}
         {rows.length === 0 && !listing.isPending && !hasNextPage && !listing.error ? <Nothing q={q} onAll={() => patch({ q: undefined })} /> : null}

@@ -40,7 +40,7 @@ export function QueueScreen() {
               <th scope="col" className="wide-only">User</th>
               {tenants === undefined ? null : <th scope="col" className="wide-only">Tenant</th>}
               <th scope="col">Waits for</th>
-              <th scope="col" className="right">Since</th>
+              <th scope="col" className="right wide-only">Since</th>
             </tr>
           </thead>
           <tbody>
@@ -55,9 +55,9 @@ export function QueueScreen() {
                 <td className="wide-only nowrap">{job.user}</td>
                 {tenants === undefined ? null : <td className="wide-only nowrap">{job.tenant}</td>}
                 <td>
-                  <b>{job.pending_reason || "its turn"}</b> <span className="soft">{job.message}</span>
+                  <b className="nowrap">{job.pending_reason || "its turn"}</b> <span className="soft">{job.message}</span>
                 </td>
-                <td className="right">
+                <td className="right wide-only">
                   <Elapsed from={job.created} />
                 </td>
               </tr>

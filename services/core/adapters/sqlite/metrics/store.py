@@ -242,24 +242,34 @@ class SqliteMetricStore:
     async def usage(self, job_id: str) -> Sequence[Aggregate]:
         return await self._read_rows(job_id, read_usage, otherwise=[])
 
-    async def whole_column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, *, most: int
-    ) -> Column | None:
-        def read(file: JobFile) -> Column | None:
-            with file.snapshot() as db:
-                return read_whole_column(db, name, _context_text(context), most=most)
-
-        return await self._run(
-            self._readers, lambda: self._use(job_id, read, create=False, otherwise=None, keep_open=False)
+    async def whole_columns(
+        self, job_id: str, names: Sequence[str], context: Mapping[str, str] | None, *, most: int
+    ) -> Mapping[str, Column]:
+        text = _context_text(context)
+        return await self._read_columns(
+            job_id, lambda db: {n: read_whole_column(db, n, text, most=most) for n in names}
         )
 
-    async def column(
-        self, job_id: str, name: str, context: Mapping[str, str] | None, steps: Sequence[int]
-    ) -> Column | None:
-        def read(db: apsw.Connection) -> Column | None:
-            return read_column(db, name, _context_text(context), steps)
+    async def columns(
+        self, job_id: str, steps: Mapping[str, Sequence[int]], context: Mapping[str, str] | None
+    ) -> Mapping[str, Column]:
+        text = _context_text(context)
+        return await self._read_columns(
+            job_id, lambda db: {name: read_column(db, name, text, wanted) for name, wanted in steps.items()}
+        )
 
-        return await self._read_rows(job_id, read, otherwise=None)
+    async def _read_columns(
+        self, job_id: str, read: Callable[[apsw.Connection], Mapping[str, Column | None]]
+    ) -> Mapping[str, Column]:
+        """Of many jobs in a row: their files are not kept open."""
+
+        def within(file: JobFile) -> Mapping[str, Column]:
+            with file.snapshot() as db:
+                return {name: column for name, column in read(db).items() if column is not None}
+
+        return await self._run(
+            self._readers, lambda: self._use(job_id, within, create=False, otherwise={}, keep_open=False)
+        )
 
     async def _read_rows(self, job_id: str, read: Callable[[apsw.Connection], T], *, otherwise: T) -> T:
         def within(file: JobFile) -> T:

@@ -279,6 +279,7 @@ class GetStatisticsRequest(_message.Message):
     BY_FIELD_NUMBER: _builtins.int
     BUT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the metric."""
     q: _builtins.str
@@ -286,7 +287,7 @@ class GetStatisticsRequest(_message.Message):
     tenant: _builtins.str
     """With `q`: tenant whose jobs count; default: the caller's. Admins: any, or * for all."""
     max_points: _builtins.int
-    """Most steps of each group: 2 to 10000, default 500."""
+    """Most steps of each group: 2 to 10000, default 500; of all metrics at most 10000."""
     @_builtins.property
     def context(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its labels as KEY=VALUE; default: the first series of each job."""
@@ -303,6 +304,10 @@ class GetStatisticsRequest(_message.Message):
     def but(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields of the spec that may differ within a group, e.g. env.SEED; at most 100. REST calls it `except`."""
 
+    @_builtins.property
+    def also(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of further metrics; at most 19."""
+
     def __init__(
         self,
         *,
@@ -314,10 +319,11 @@ class GetStatisticsRequest(_message.Message):
         by: _abc.Iterable[_builtins.str] | None = ...,
         but: _abc.Iterable[_builtins.str] | None = ...,
         max_points: _builtins.int | None = ...,
+        also: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "max_points", b"max_points", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "but", b"but", "by", b"by", "context", b"context", "job", b"job", "max_points", b"max_points", "name", b"name", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_points", b"_max_points", "_q", b"_q", "_tenant", b"_tenant", "also", b"also", "but", b"but", "by", b"by", "context", b"context", "job", b"job", "max_points", b"max_points", "name", b"name", "q", b"q", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_points: _TypeAlias = _typing.Literal["max_points"]  # noqa: Y015
     _WhichOneofArgType__max_points: _TypeAlias = _typing.Literal["_max_points", b"_max_points"]  # noqa: Y015
@@ -366,6 +372,9 @@ class StatisticsGroup(_message.Message):
     STD_FIELD_NUMBER: _builtins.int
     MIN_FIELD_NUMBER: _builtins.int
     MAX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the metric."""
     @_builtins.property
     def key(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The fields by which the group differs from others, and their values."""
@@ -409,10 +418,11 @@ class StatisticsGroup(_message.Message):
         std: _abc.Iterable[_builtins.float] | None = ...,
         min: _abc.Iterable[_builtins.float] | None = ...,
         max: _abc.Iterable[_builtins.float] | None = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "key", b"key", "max", b"max", "mean", b"mean", "min", b"min", "n", b"n", "std", b"std", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "key", b"key", "max", b"max", "mean", b"mean", "min", b"min", "n", b"n", "name", b"name", "std", b"std", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,11 +439,11 @@ class StatisticsReply(_message.Message):
     """There are more jobs, groups (100 are answered) or fields of groups (200)."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatisticsGroup]:
-        """Groups in the order of their newest jobs."""
+        """By metric, in the order of the request; then in the order of their newest jobs."""
 
     @_builtins.property
     def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of the jobs that did not report the metric."""
+        """Ids of the jobs that did not report the metric `name`."""
 
     def __init__(
         self,
@@ -1198,6 +1208,7 @@ class JobMetric(_message.Message):
     MAX_STEP_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     BEST_STEP_FIELD_NUMBER: _builtins.int
+    CURVE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the metric."""
     rank: _builtins.int
@@ -1224,6 +1235,10 @@ class JobMetric(_message.Message):
     def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that the training gave it."""
 
+    @_builtins.property
+    def curve(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Its values in the order of steps, thinned to about `curve_points`; minima and maxima are kept."""
+
     def __init__(
         self,
         *,
@@ -1239,10 +1254,11 @@ class JobMetric(_message.Message):
         max_step: _builtins.int | None = ...,
         best: _builtins.float | None = ...,
         best_step: _builtins.int | None = ...,
+        curve: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "context", b"context", "count", b"count", "last", b"last", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step", "name", b"name", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_best_step", b"_best_step", "_last_step", b"_last_step", "_max", b"_max", "_max_step", b"_max_step", "_min", b"_min", "_min_step", b"_min_step", "best", b"best", "best_step", b"best_step", "context", b"context", "count", b"count", "curve", b"curve", "last", b"last", "last_step", b"last_step", "max", b"max", "max_step", b"max_step", "min", b"min", "min_step", b"min_step", "name", b"name", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
     _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
@@ -1322,6 +1338,7 @@ class ListJobsRequest(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    CURVE_POINTS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Tenant whose jobs are listed; default: the caller's. Admins: any, or * for all."""
     name: _builtins.str
@@ -1348,6 +1365,8 @@ class ListJobsRequest(_message.Message):
     """newest (default) or oldest: which jobs come first."""
     progress: _builtins.bool
     """Jobs have `progress` and `eta_ms`, if they are known."""
+    curve_points: _builtins.int
+    """The first of `metrics` has its `curve`, of about so many values, 2 to 200; at most 100 jobs in the answer."""
     @_builtins.property
     def status(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Statuses to list, in any case. Default: all."""
@@ -1368,13 +1387,16 @@ class ListJobsRequest(_message.Message):
         metrics: _builtins.str | None = ...,
         order: _builtins.str | None = ...,
         progress: _builtins.bool = ...,
+        curve_points: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_curve_points", b"_curve_points", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "curve_points", b"curve_points", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "q", b"q", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "progress", b"progress", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "_curve_points", b"_curve_points", "_fields", b"_fields", "_limit", b"_limit", "_metrics", b"_metrics", "_name", b"_name", "_order", b"_order", "_q", b"_q", "_tag", b"_tag", "_tenant", b"_tenant", "_user", b"_user", "after", b"after", "curve_points", b"curve_points", "deleted", b"deleted", "fields", b"fields", "limit", b"limit", "metrics", b"metrics", "name", b"name", "order", b"order", "progress", b"progress", "q", b"q", "status", b"status", "tag", b"tag", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
     _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    _WhichOneofReturnType__curve_points: _TypeAlias = _typing.Literal["curve_points"]  # noqa: Y015
+    _WhichOneofArgType__curve_points: _TypeAlias = _typing.Literal["_curve_points", b"_curve_points"]  # noqa: Y015
     _WhichOneofReturnType__fields: _TypeAlias = _typing.Literal["fields"]  # noqa: Y015
     _WhichOneofArgType__fields: _TypeAlias = _typing.Literal["_fields", b"_fields"]  # noqa: Y015
     _WhichOneofReturnType__limit: _TypeAlias = _typing.Literal["limit"]  # noqa: Y015
@@ -1395,6 +1417,8 @@ class ListJobsRequest(_message.Message):
     _WhichOneofArgType__user: _TypeAlias = _typing.Literal["_user", b"_user"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__curve_points) -> _WhichOneofReturnType__curve_points | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fields) -> _WhichOneofReturnType__fields | None: ...
     @_typing.overload

@@ -1590,12 +1590,13 @@ class StepStatisticsRequest(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     ANY_CONTEXT_FIELD_NUMBER: _builtins.int
     MAX_POINTS_FIELD_NUMBER: _builtins.int
+    ALSO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the metric."""
     any_context: _builtins.bool
     """The labels do not matter: each job's first series counts."""
     max_points: _builtins.int
-    """Most steps in the reply."""
+    """Most steps in the reply, of each metric."""
     @_builtins.property
     def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of the jobs."""
@@ -1603,6 +1604,10 @@ class StepStatisticsRequest(_message.Message):
     @_builtins.property
     def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Its labels."""
+
+    @_builtins.property
+    def also(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of further metrics."""
 
     def __init__(
         self,
@@ -1612,10 +1617,11 @@ class StepStatisticsRequest(_message.Message):
         context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         any_context: _builtins.bool = ...,
         max_points: _builtins.int = ...,
+        also: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["any_context", b"any_context", "context", b"context", "job_ids", b"job_ids", "max_points", b"max_points", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["also", b"also", "any_context", b"any_context", "context", b"context", "job_ids", b"job_ids", "max_points", b"max_points", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1632,6 +1638,7 @@ class StepStatisticsReply(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     HIGH_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps at which at least one job has a number. The other columns belong to them."""
@@ -1660,6 +1667,10 @@ class StepStatisticsReply(_message.Message):
     def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Jobs that did not report the metric."""
 
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepStatisticsReply]:
+        """Statistics of the further metrics, in the order of the request."""
+
     def __init__(
         self,
         *,
@@ -1670,10 +1681,11 @@ class StepStatisticsReply(_message.Message):
         low: _abc.Iterable[_builtins.float] | None = ...,
         high: _abc.Iterable[_builtins.float] | None = ...,
         without: _abc.Iterable[_builtins.str] | None = ...,
+        more: _abc.Iterable[Global___StepStatisticsReply] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "mean", b"mean", "n", b"n", "std", b"std", "steps", b"steps", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "mean", b"mean", "more", b"more", "n", b"n", "std", b"std", "steps", b"steps", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

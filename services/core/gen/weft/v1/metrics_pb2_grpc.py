@@ -673,7 +673,7 @@ class TelemetryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StepStatistics(self, request, context):
-        """Statistics of one metric over several jobs, by step.
+        """Statistics of metrics over several jobs, by step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -234,7 +234,7 @@ class TelemetryStub:
     Progress: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ProgressRequest, _metrics_pb2.ProgressReply]
     """How far several jobs are."""
     StepStatistics: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]
-    """Statistics of one metric over several jobs, by step."""
+    """Statistics of metrics over several jobs, by step."""
     Forget: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]
     """Deletes all that is stored of a job."""
 
@@ -263,7 +263,7 @@ class TelemetryAsyncStub(TelemetryStub):
     Progress: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ProgressRequest, _metrics_pb2.ProgressReply]  # type: ignore[assignment]
     """How far several jobs are."""
     StepStatistics: _aio.UnaryUnaryMultiCallable[_metrics_pb2.StepStatisticsRequest, _metrics_pb2.StepStatisticsReply]  # type: ignore[assignment]
-    """Statistics of one metric over several jobs, by step."""
+    """Statistics of metrics over several jobs, by step."""
     Forget: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ForgetRequest, _metrics_pb2.ForgetReply]  # type: ignore[assignment]
     """Deletes all that is stored of a job."""
 
@@ -343,7 +343,7 @@ class TelemetryServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.StepStatisticsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.StepStatisticsReply, _abc.Awaitable[_metrics_pb2.StepStatisticsReply]]:
-        """Statistics of one metric over several jobs, by step."""
+        """Statistics of metrics over several jobs, by step."""
 
     @_abc_1.abstractmethod
     def Forget(

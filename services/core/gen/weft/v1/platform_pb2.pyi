@@ -248,8 +248,12 @@ class ClusterState(_message.Message):
     USED_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     ENFORCED_FIELD_NUMBER: _builtins.int
+    GPU_JOBS_FIELD_NUMBER: _builtins.int
+    GPU_IDLE_S_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
     """How learners are isolated: sandbox, process or trusted. Only while the cluster answers."""
+    gpu_idle_s: _builtins.float
+    """Seconds for which GPUs were not in use that count as idle."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClusterNode]:
         """All nodes. Only while the cluster answers."""
@@ -270,6 +274,12 @@ class ClusterState(_message.Message):
     def enforced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Limits of learners that the kernel enforces, of memory, pids and cpu. Only where this is known."""
 
+    @_builtins.property
+    def gpu_jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuUse]:
+        """Jobs that train with GPUs, at most 500, and what they use of them; those with most idle GPUs first. Only while the
+        metrics service answers.
+        """
+
     def __init__(
         self,
         *,
@@ -279,16 +289,79 @@ class ClusterState(_message.Message):
         used: _jobs_pb2.ResourceSize | None = ...,
         jobs: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         enforced: _abc.Iterable[_builtins.str] | None = ...,
+        gpu_jobs: _abc.Iterable[Global___GpuUse] | None = ...,
+        gpu_idle_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "isolation", b"isolation", "total", b"total", "used", b"used"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "enforced", b"enforced", "isolation", b"isolation", "jobs", b"jobs", "nodes", b"nodes", "total", b"total", "used", b"used"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_isolation", b"_isolation", "enforced", b"enforced", "gpu_idle_s", b"gpu_idle_s", "gpu_jobs", b"gpu_jobs", "isolation", b"isolation", "jobs", b"jobs", "nodes", b"nodes", "total", b"total", "used", b"used"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__isolation: _TypeAlias = _typing.Literal["isolation"]  # noqa: Y015
     _WhichOneofArgType__isolation: _TypeAlias = _typing.Literal["_isolation", b"_isolation"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__isolation) -> _WhichOneofReturnType__isolation | None: ...
 
 Global___ClusterState: _TypeAlias = ClusterState  # noqa: Y015
+
+@_typing.final
+class GpuUse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """Id of the job."""
+    name: _builtins.str
+    """Name from its spec."""
+    tenant: _builtins.str
+    """Tenant that it belongs to."""
+    user: _builtins.str
+    """User who submitted it."""
+    gpus: _builtins.float
+    """GPUs that its learners hold."""
+    idle: _builtins.float
+    """GPUs of its learners that are idle; 0 while it has trained for less than the window."""
+    used: _builtins.float
+    """GPUs in use: the most of each learner in the window, summed; absent: they are not measured."""
+    cpus: _builtins.float
+    """CPU cores in use: the most of each learner in the window, summed; absent: not measured."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Since when it trains."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        name: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        user: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        gpus: _builtins.float = ...,
+        idle: _builtins.float = ...,
+        used: _builtins.float | None = ...,
+        cpus: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_used", b"_used", "cpus", b"cpus", "since", b"since", "used", b"used"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpus", b"_cpus", "_used", b"_used", "cpus", b"cpus", "gpus", b"gpus", "idle", b"idle", "job", b"job", "name", b"name", "since", b"since", "tenant", b"tenant", "used", b"used", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cpus: _TypeAlias = _typing.Literal["cpus"]  # noqa: Y015
+    _WhichOneofArgType__cpus: _TypeAlias = _typing.Literal["_cpus", b"_cpus"]  # noqa: Y015
+    _WhichOneofReturnType__used: _TypeAlias = _typing.Literal["used"]  # noqa: Y015
+    _WhichOneofArgType__used: _TypeAlias = _typing.Literal["_used", b"_used"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpus) -> _WhichOneofReturnType__cpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__used) -> _WhichOneofReturnType__used | None: ...
+
+Global___GpuUse: _TypeAlias = GpuUse  # noqa: Y015
 
 @_typing.final
 class GetFrameworksReply(_message.Message):
