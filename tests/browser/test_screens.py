@@ -14,7 +14,7 @@ from tests.testbed.platform import Platform
 
 Open = Callable[..., Visit]
 SCREENS = {
-    "jobs": "/ui/jobs",
+    "jobs": "/ui/jobs?q=name%3Dseeds",
     "job": "/ui/jobs/{good}",
     "log": "/ui/jobs/{good}?tab=logs",
     "learners": "/ui/jobs/{good}?tab=learners",

@@ -159,7 +159,7 @@ def _unlike_raw(client: Client, job: Job, attempt: int, lines_by_learner: Mappin
         except NotFound:
             files = []
         for rank, texts in lines_by_learner.items():
-            raw = next((path for path in files if path.parts[-2:] == (f"learner-{rank + 1}", "stdout.1")), None)
+            raw = next((path for path in files if path.parts[-2:] == (f"worker-{rank}", "stdout.1")), None)
             if raw is None:
                 yield f"attempt {attempt}, rank {rank}: its raw log was not stored ({job.message})"
             elif (written := raw.read_text().splitlines()) != texts:

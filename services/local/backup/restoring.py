@@ -208,8 +208,8 @@ def stop_command(services: Mapping[str, str]) -> str:
     for service, text in services.items():
         address = Address(text)
         host = "" if address.socket is not None else address.host_port[0]
-        name, namespace, *domain = (*host.split("."), "", "")
-        if domain[0] == "svc" and name.endswith(f"-{service}"):  # the chart's Service RELEASE-NAME of a namespace
+        name, namespace, domain = [*host.split("."), "", ""][:3]
+        if domain == "svc" and name.endswith(f"-{service}"):  # the chart's Service RELEASE-NAME of a namespace
             release = name.removesuffix(service)
             kinds = {name: "statefulset" if name == "metrics" else "deployment" for name in sorted(services)}
             scaled = " ".join(f"{kind}/{release}{name}" for name, kind in kinds.items() if name in _IN_PODS)
