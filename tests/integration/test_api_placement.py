@@ -121,7 +121,7 @@ async def test_whether_a_job_fits_is_unknown_while_the_life_cycle_manager_is_awa
 
 
 async def test_the_cluster_is_shown_as_the_dispatcher_counts_it(installation: Installation) -> None:
-    assert set(await installation.cluster()) == {"jobs"}
+    assert set(await installation.cluster()) == {"jobs", "gpu_idle_s", "gpu_jobs"}
     await installation.start_lcm(node("a", gpus=2), node("b"))
     await installation.admitted(learners=2, resources={"cpus": 1.5, "memory": "2GB", "gpus": 1})
 

@@ -122,7 +122,7 @@ def test_submit_names_a_secret_that_cannot_be_used(client: Client, s3: S3) -> No
     for name, says in (("nowhere", "has no secret 'nowhere'"), ("half", "has no secret_key")):
         with pytest.raises(InvalidSpec) as refused:
             client.jobs.submit(a_spec(s3, "true", secret=name))
-        assert "/data_stores/0/secret" in str(refused.value)
+        assert "data_stores.0.secret" in str(refused.value)
         assert says in str(refused.value)
         assert f"weft secret set {name}" in str(refused.value)
 
