@@ -41,8 +41,9 @@ class Screen:
         self._ours, theirs = pty.openpty()
         self.resize(columns, rows)
         inherited = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+        # What a script starts in the background ignores SIGINT, and so would the command; a person's shell does not.
         self.process = subprocess.Popen(
-            command,
+            ["env", "--default-signal=INT", *command],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
