@@ -29,9 +29,7 @@ class SpecFile:
 
     def setting_of(self, pointer: str) -> str:
         """The ``--set`` that changed a field, or a part of the document around it; empty: none."""
-        while pointer not in self.settings and pointer:
-            pointer = pointer.rpartition("/")[0]
-        return self.settings.get(pointer, "")
+        return self.settings.get(_nearest(self.settings, pointer), "")
 
     def change(self, assignment: str) -> None:
         """Carry out ``a.b=c`` of the command line on the document; see `set_field`."""
@@ -41,9 +39,8 @@ class SpecFile:
 
     def line_of(self, pointer: str) -> int | None:
         """The line of a field, or of the nearest part of the document around it."""
-        while pointer not in self.lines and pointer:
-            pointer = pointer.rpartition("/")[0]
-        return self.lines.get(pointer) if pointer else None
+        nearest = _nearest(self.lines, pointer)
+        return self.lines.get(nearest) if nearest else None
 
     @property
     def code(self) -> Path | None:
@@ -68,6 +65,13 @@ class SpecFile:
             if not word.startswith("/") and ".." not in word.split("/") and (self.path.parent / word).is_file():
                 return word
         return ""
+
+
+def _nearest(known: Mapping[str, object], pointer: str) -> str:
+    """The pointer of a field, or of the nearest part of the document around it, that is known; empty: none."""
+    while pointer and pointer not in known:
+        pointer = pointer.rpartition("/")[0]
+    return pointer
 
 
 def _words(command: object) -> list[str]:

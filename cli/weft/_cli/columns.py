@@ -89,7 +89,7 @@ def _shrunk(widths: Sequence[int], least: Sequence[int], width: int) -> list[int
 def row_lines(layouts: Sequence[Layout], cells: Sequence[str], widths: Sequence[int]) -> list[list[str]]:
     """The lines of one row; each has every cell, padded to its width."""
     folded = [
-        _fold(cell, width) if layout.wraps else [_cut(cell, width)]
+        _fold(cell, width) if layout.wraps else [cut(cell, width)]
         for layout, cell, width in zip(layouts, cells, widths, strict=True)
     ]
     return [
@@ -112,7 +112,8 @@ def _fold(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_on_hyphens=False) or [""]
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """The text, with an ellipsis at its end where it is wider."""
     if cell_width(text) <= width:
         return text
     kept = text

@@ -5,8 +5,8 @@ Completion never fails and never waits: without an answer there is nothing to co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from weft._client import Client
     from weft._errors import WeftError
 
+T = TypeVar("T")
 STATUSES: Final = (
     "QUEUED",
     "PENDING",
@@ -35,16 +36,10 @@ _NEWEST: Final = 100
 
 def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """@last, and the newest jobs by name where it is theirs alone, else by id."""
-    from weft._errors import WeftError
-
-    client = _client(ctx)
-    if client is None:
+    answer = _answer(ctx, lambda client: client.jobs.list(limit=_NEWEST))
+    if answer is None:
         return []
-    try:
-        with client:
-            jobs = [(job.id, job.name, job.status) for job in client.jobs.list(limit=_NEWEST)]
-    except (WeftError, OSError):
-        return []
+    jobs = [(job.id, job.name, job.status) for job in answer]
     names = [name for _, name, _ in jobs]
     items = [CompletionItem("@last", help="the job that you submitted last")]
     for id_, name, status in jobs:
@@ -68,31 +63,13 @@ def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 
 def _newest_tags(ctx: click.Context) -> list[str]:
-    from weft._errors import WeftError
-
-    client = _client(ctx)
-    if client is None:
-        return []
-    try:
-        with client:
-            jobs = list(client.jobs.list(limit=_NEWEST))
-    except (WeftError, OSError):
-        return []
+    jobs = _answer(ctx, lambda client: client.jobs.list(limit=_NEWEST)) or []
     return list(dict.fromkeys(tag for job in jobs for tag in job.document.get("tags") or ()))
 
 
 def complete_secrets(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The tenant's secrets."""
-    from weft._errors import WeftError
-
-    client = _client(ctx)
-    if client is None:
-        return []
-    try:
-        with client:
-            secrets = client.secrets.list(tenant=ctx.params.get("tenant"))
-    except (WeftError, OSError):
-        return []
+    secrets = _answer(ctx, lambda client: client.secrets.list(tenant=ctx.params.get("tenant"))) or []
     return _starting([(secret["name"], ", ".join(secret["keys"])) for secret in secrets], incomplete)
 
 
@@ -113,19 +90,9 @@ def complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: s
 
 def complete_metric(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Metrics of the job that the command line names, else of the newest jobs."""
-    from weft._errors import WeftError
-
-    client = _client(ctx)
-    if client is None:
-        return []
     named = ctx.params.get("job") or next(iter(ctx.params.get("jobs") or ()), None)
     names: dict[str, str] = {}
-    try:
-        with client:
-            jobs = _documents(client, named)
-    except (WeftError, OSError):
-        return []
-    for job in jobs:
+    for job in _answer(ctx, lambda client: _documents(client, named)) or []:
         names |= {metric["name"]: f"last {metric['last']}" for metric in job.get("metrics") or ()}
     return _starting(sorted(names.items()), incomplete)
 
@@ -159,8 +126,8 @@ def _starting(values: Iterable[tuple[str, str]], incomplete: str) -> list[Comple
     return [CompletionItem(value, help=text or None) for value, text in values if value.startswith(incomplete)]
 
 
-def _client(ctx: click.Context) -> Client | None:
-    """A client that tries nothing twice; None without a profile."""
+def _answer(ctx: click.Context, read: Callable[[Client], Iterable[T]]) -> list[T] | None:
+    """What the platform answers; None without a profile or an answer. Nothing is tried twice."""
     from weft._cli.call import Call
     from weft._client import Client
     from weft._errors import WeftError
@@ -170,6 +137,7 @@ def _client(ctx: click.Context) -> Client | None:
 
     call = ctx.find_object(Call)
     try:
-        return Client(profile=call.profile if call is not None else None, on_wait=give_up)
-    except WeftError:
+        with Client(profile=call.profile if call is not None else None, on_wait=give_up) as client:
+            return list(read(client))
+    except (WeftError, OSError):
         return None

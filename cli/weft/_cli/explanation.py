@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from weft._cli.columns import cut
 from weft._cli.text import one_line, plain, wrapped
 
 _INDENT = "    "
@@ -22,5 +23,4 @@ def startup_text(steps: list[str], columns: int) -> str:
     """The rows of the start-up under their title, each cut to ``columns``; empty without steps."""
     if not steps:
         return ""
-    rows = [f"{_INDENT}{step}" for step in steps]
-    return "\n".join(["  start-up:", *(row if len(row) <= columns else f"{row[: columns - 1]}…" for row in rows)])
+    return "\n".join(["  start-up:", *(cut(f"{_INDENT}{step}", columns) for step in steps)])
