@@ -104,7 +104,7 @@ class GpuUses:
                 points, _ = await self._telemetry.series(job.id, query)
             return gpu_use(job, spec, points, self._rule, now=now)
 
-        specs = [(job, spec) for job in jobs if (spec := spec_of(job)) is not None and _held(spec) > 0]
+        specs = [(job, spec) for job in jobs if (spec := spec_of(job)) is not None and spec.gpus > 0]
         try:
             async with asyncio.timeout(_ANSWER_S):
                 answer = await asyncio.gather(*(use_of(job, spec) for job, spec in specs))
@@ -130,15 +130,11 @@ def gpu_use(job: Job, spec: JobSpec, points: Sequence[StoredPoint], rule: IdleRu
         tenant=job.tenant,
         user=job.user,
         since=as_time(job.state.since),
-        gpus=_held(spec),
+        gpus=spec.gpus,
         idle=idle,
         used=round(sum(gpus.values()), 3) if gpus else None,
         cpus=round(sum(cpus.values()), 3) if cpus else None,
     )
-
-
-def _held(spec: JobSpec) -> float:
-    return sum(spec.role_resources(name).gpus * role.count for name, role in spec.roles.items())
 
 
 def _most(points: Sequence[StoredPoint], name: str) -> Mapping[tuple[str, int], float]:

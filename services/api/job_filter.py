@@ -78,10 +78,7 @@ _FIELDS: Final[dict[str, _Field]] = {
     "priority": _Field("text", _of_job(lambda job: job.spec.get("priority", "normal"))),
     "framework": _Field("text", _of_spec(lambda spec: spec.framework.name if spec.framework else "")),
     "learners": _Field("number", _of_spec(lambda spec: spec.learners)),
-    "gpus": _Field(
-        "number",
-        _of_spec(lambda spec: sum(spec.role_resources(name).gpus * role.count for name, role in spec.roles.items())),
-    ),
+    "gpus": _Field("number", _of_spec(lambda spec: spec.gpus)),
     "attempt": _Field("number", _of_job(lambda job: job.attempt.number)),
     "retries": _Field("number", _of_job(lambda job: job.counters.retries)),
     "restarts": _Field("number", _of_job(lambda job: job.counters.restarts)),

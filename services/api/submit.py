@@ -28,7 +28,6 @@ from services.core.domain.errors import (
     InvalidRequest,
     InvalidSpec,
     Unavailable,
-    field_summary,
 )
 from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.job import Job, new_job
@@ -86,7 +85,7 @@ def read_spec(text: bytes, kind: Literal["json", "yaml"], cluster: str = "local"
     spec = parse_spec(parse_spec_text(text, kind=kind))
     errors = (*unsupported(spec, cluster), *_unknown_framework(spec))
     if errors:
-        raise InvalidSpec(field_summary(errors), errors=errors)
+        raise InvalidSpec.of(errors)
     return spec
 
 
@@ -103,7 +102,7 @@ def check_gang(spec: JobSpec, *, max_learners: int, max_bytes: int) -> None:
         )
     else:
         return
-    raise InvalidSpec(f"roles: {why}", errors=(FieldError("/roles", why),))
+    raise InvalidSpec.of([FieldError("/roles", why)])
 
 
 def check_image(spec: JobSpec, images: LibraryImages | None) -> None:
@@ -117,7 +116,7 @@ def check_image(spec: JobSpec, images: LibraryImages | None) -> None:
     present = ", ".join(f"{known.name} {known.version}" for known in frameworks.library() if images.of(known))
     why = f"this cluster has no image of {entry.name} {entry.version}"
     hint = f"{f'it has: {present}; ' if present else ''}name one with `image:`, or tell the operator to add it"
-    raise InvalidSpec(f"framework: {why}; {hint}", errors=(FieldError("/framework", why, hint),))
+    raise InvalidSpec.of([FieldError("/framework", why, hint)])
 
 
 def check_devices(spec: JobSpec, devices: Sequence[str] | None) -> None:
@@ -136,7 +135,7 @@ def check_devices(spec: JobSpec, devices: Sequence[str] | None) -> None:
         for name in sorted({*names} - {*devices})
     )
     if errors:
-        raise InvalidSpec(field_summary(errors), errors=errors)
+        raise InvalidSpec.of(errors)
 
 
 def check_code(code: Code, cluster: str) -> None:
@@ -145,7 +144,7 @@ def check_code(code: Code, cluster: str) -> None:
         return
     why = f"its {REQUIREMENTS} is not installed on this cluster"
     hint = "name an image that has the packages with `image:`, and leave the file out (.weftignore)"
-    raise InvalidSpec(f"code: {why}; {hint}", errors=(FieldError("/code", why, hint),))
+    raise InvalidSpec.of([FieldError("/code", why, hint)])
 
 
 async def read_spec_in_thread(text: bytes, kind: Literal["json", "yaml"], cluster: str) -> JobSpec:

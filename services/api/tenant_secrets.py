@@ -16,7 +16,7 @@ import structlog
 
 from services.api.access import Principal
 from services.api.params import wrong_field
-from services.core.domain.errors import Conflict, FieldError, Internal, InvalidSpec, NotFound, field_summary
+from services.core.domain.errors import Conflict, FieldError, Internal, InvalidSpec, NotFound
 from services.core.domain.s3_data import NEEDED_KEYS
 from services.core.domain.spec import JobSpec
 from services.core.ports.clock import Clock
@@ -109,7 +109,7 @@ class TenantSecrets:
         secrets = {name: await self._read(tenant, name) for name in names}
         errors = [error for pointer, name in needed for error in self._wrong_secret(tenant, name, pointer, secrets)]
         if errors:
-            raise InvalidSpec(field_summary(errors), errors=tuple(errors))
+            raise InvalidSpec.of(errors)
 
     @staticmethod
     def _wrong_secret(

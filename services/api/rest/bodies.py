@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from services.core.domain.errors import FieldError, InvalidRequest, TooLarge, field_summary
+from services.core.domain.errors import FieldError, InvalidRequest, TooLarge
 from services.core.domain.spec_errors import plain_message
 
 MAX_BODY: Final = 64 * 1024
@@ -37,7 +37,7 @@ async def read_model(request: Request, model: type[T], *, limit: int = MAX_BODY)
             FieldError("".join(f"/{part}" for part in error["loc"] if isinstance(part, str)), plain_message(error))
             for error in invalid.errors(include_url=False, include_input=False)
         )
-        raise InvalidRequest(field_summary(errors, document="the body"), errors=errors) from None
+        raise InvalidRequest.of(errors, document="the body") from None
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

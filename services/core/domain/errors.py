@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,6 @@ class FieldError:
         return ".".join(part.replace("~1", "/").replace("~0", "~") for part in parts)
 
 
-def field_summary(errors: Sequence[FieldError], *, document: str = "the spec") -> str:
-    """The first error with its field and its hint, and how many more there are. ``document``: the name of the whole."""
-    first = errors[0]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"{first.path or document}: {first.message}{'; ' + first.hint if first.hint else ''}{more}"
-
-
 class WeftError(Exception):
     """The root of all errors.
 
@@ -73,7 +66,17 @@ class WeftError(Exception):
         self.retry_after_s = retry_after_s
 
 
-class InvalidRequest(WeftError): ...
+class InvalidRequest(WeftError):
+    @classmethod
+    def of(cls, errors: Sequence[FieldError], *, document: str = "the spec") -> Self:
+        """The error for these wrong fields. Its message has the first one, its hint, and how many more there are.
+
+        ``document``: what an error without a field is about.
+        """
+        first = errors[0]
+        hint = f"; {first.hint}" if first.hint else ""
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        return cls(f"{first.path or document}: {first.message}{hint}{more}", errors=tuple(errors))
 
 
 class InvalidSpec(InvalidRequest): ...

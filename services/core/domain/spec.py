@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from services.core.domain import s3_data
-from services.core.domain.errors import FieldError, InvalidSpec, field_summary
+from services.core.domain.errors import FieldError, InvalidSpec
 from services.core.domain.sizes import SIZES, Size, as_devices
 from services.core.domain.spec_errors import plain_message
 from services.core.domain.units import format_bytes, format_duration, parse_bytes, parse_duration
@@ -371,6 +371,11 @@ class JobSpec(_Model):
         """How many learners the job has."""
         return sum(role.count for role in self.roles.values())
 
+    @property
+    def gpus(self) -> float:
+        """How many GPUs all learners of the job have together."""
+        return sum(self.role_resources(name).gpus * role.count for name, role in self.roles.items())
+
     def role_resources(self, role: str, sizes: Mapping[str, Size] = SIZES) -> Size:
         """Returns the resources of one learner of the role.
 
@@ -501,7 +506,7 @@ def parse_spec(document: object) -> JobSpec:
     else:
         if not errors:
             return spec
-    raise InvalidSpec(field_summary(tuple(errors)), errors=tuple(errors)) from None
+    raise InvalidSpec.of(errors) from None
 
 
 def _shorthand_errors(document: object) -> Iterator[FieldError]:
