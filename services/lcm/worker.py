@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 import tempfile
@@ -87,7 +86,7 @@ def main() -> int:
     if not _run(worker, stopping):
         # A thread that waits for a broker cannot be stopped. Its hint may be lost.
         log.warning("worker.hints_abandoned", why=f"hints under way were not sent within {_DRAIN_S} s")
-        os._exit(0)
+        end_process(0)
     nudger.loop.call_soon_threadsafe(service.stopping.set)
     try:
         serving.result()

@@ -19,7 +19,7 @@ from typing import Any, Final
 from services.core.domain.errors import InvalidRequest, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.runtime.address import TlsFiles
-from services.core.runtime.home import AGENT_GROUPS, Home, default_home
+from services.core.runtime.home import AGENT, GROUPS_FILE, Home, default_home
 from services.core.runtime.processes import (
     ProcessIdentity,
     alive,
@@ -332,7 +332,7 @@ class Platform(Backups):
 def _learners_left(home: Home) -> bool:
     """Whether there are folders of learners, or control groups; without, no process is started to look."""
     node = home / "node"
-    if (node / AGENT_GROUPS).exists():  # the agent removes it at its end, unless there are learners
+    if (node / AGENT / GROUPS_FILE).exists():
         return True
     return node.is_dir() and any(not entry.name.startswith(".") for entry in node.iterdir())
 

@@ -33,6 +33,7 @@ from services.core.ports.cluster import LearnerProcess, Node, Observation
 from services.core.runtime import sdk
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.edges import log_unexpected
+from services.core.runtime.home import AGENT
 from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, RUN, LearnerDocument
 from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
@@ -84,7 +85,7 @@ class Agent:
         self.node: Node = capacity.detect(settings)
         self._root = self._home / "node"
         self.free_space = capacity.free_space(settings)
-        self._own_folder = self._root / ".agent"
+        self._own_folder = self._root / AGENT
         self._fences = Fences(self._own_folder / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
         self._ports = Pool(settings.node_port_first, settings.node_port_count)

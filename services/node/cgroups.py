@@ -26,7 +26,7 @@ import structlog
 from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import NoSpace
 from services.core.runtime.durable_files import read_json, write_json
-from services.core.runtime.home import AGENT_GROUPS
+from services.core.runtime.home import GROUPS_FILE
 from services.core.runtime.learner_folder import LearnerDocument
 
 _V1: Final = ("memory", "pids", "cpu", "freezer")
@@ -37,7 +37,6 @@ _SHARES: Final = 1024
 """Of one CPU, in v1."""
 _WEIGHT: Final = 100
 """Of one CPU, in v2."""
-_PLACES_FILE: Final = Path(AGENT_GROUPS).name
 _PROCESS_LIMITS: Final = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 _OF_LEARNERS: Final = 0.75
 """The part of all processes and threads of the machine that learners and helpers may have together."""
@@ -131,7 +130,7 @@ class Groups:
                 if not tree.controllers:
                     base, why = base_v2(tree, name)
                     bases = {"": base} if base else {}
-        groups = cls(bases, version=version, places_file=folder / _PLACES_FILE, pids=pids, of_helpers=of_helpers)
+        groups = cls(bases, version=version, places_file=folder / GROUPS_FILE, pids=pids, of_helpers=of_helpers)
         groups._save_places()
         groups._leave_processes()
         return groups, "" if bases else f"memory and CPUs are counted, not enforced: control groups: {why}"
@@ -216,7 +215,7 @@ class Groups:
     @classmethod
     def remove_all(cls, folder: Path) -> None:
         """Removes all groups, when no learner runs, and none is started. ``folder`` as for ``find``."""
-        groups = cls({}, version=1, places_file=folder / _PLACES_FILE, pids=0)
+        groups = cls({}, version=1, places_file=folder / GROUPS_FILE, pids=0)
         groups.sweep([])
         if not groups._places():
             groups._places_file.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from services.core.domain.codec import MALFORMED
+from services.core.runtime.home import AGENT
 from services.core.runtime.learner_folder import JOB_FOLDER
 from services.node.cgroups import Groups, groups_of
 from services.node.learner import Learner, job_folders, owner, read_learner
@@ -48,7 +49,7 @@ def end_all(root: Path) -> bool:
         identities=tuple(process for process in processes if process is not None),
     )
     gone = asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))
-    Groups.remove_all(root / ".agent")
+    Groups.remove_all(root / AGENT)
     return gone
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from services.core.adapters.etcd import launcher
 from services.core.domain.checkpoint import parse_index
-from services.core.runtime.home import AGENT_GROUPS
+from services.core.runtime.home import AGENT, GROUPS_FILE
 from services.core.runtime.processes import alive, identify, read_live_process, send_signal, wait_gone
 from services.local.layout import ETCD, PROGRAMS
 from tests.testbed import sets
@@ -130,7 +130,7 @@ def test_up_and_down_change_nothing_twice_touch_no_other_profile_and_run_no_code
     finally:
         assert weft(home, "down").returncode == 0
     assert nobody_runs(home)
-    assert not (home / "node" / AGENT_GROUPS).exists(), "control groups of no learner are left"
+    assert not (home / "node" / AGENT / GROUPS_FILE).exists(), "control groups of no learner are left"
     assert weft(home, "down").returncode == 0
     refused = weft(home, "down", "--purge")
     assert (refused.returncode, f"{home}: every job, result, checkpoint and key" in refused.stderr) == (2, True)

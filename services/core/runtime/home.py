@@ -37,9 +37,13 @@ SOCKETS: Final = "run/s"
 """The folder of the sockets; its path counts towards the length of each."""
 
 STOPPING: Final = "run/down.json"
-AGENT_GROUPS: Final = ".agent/groups.json"
-"""Below ``node``: where the node agent has made control groups."""
 """The `weft down` that halts the jobs, as long as its process runs: meanwhile no job is admitted."""
+
+AGENT: Final = ".agent"
+"""The node agent's own folder, below ``node``."""
+
+GROUPS_FILE: Final = "groups.json"
+"""In the agent's own folder: where it has made control groups. Without learners the agent removes it at its end."""
 
 
 @dataclass(frozen=True, slots=True)
