@@ -34,24 +34,20 @@ async function read({ ids, filter, group }: Jobs, names: string[], maxPoints: nu
   return new Map(names.map((metric) => [metric, { ...answer, groups: answer.groups.filter((part) => part.name === metric) }]));
 }
 
-const statisticsKey = ({ ids, filter, group }: Jobs, metric: string, maxPoints: number) => ["statistics", filter ?? ids.join(), metric, group ?? "", maxPoints] as const;
-
-export const statisticsQuery = ({ metric, ...jobs }: Chosen, maxPoints = 500) =>
+const queryOf = ({ ids, filter, group }: Jobs, metric: string, maxPoints: number, readOne: (metric: string, signal: AbortSignal) => Promise<Statistics>) =>
   queryOptions({
-    queryKey: statisticsKey(jobs, metric, maxPoints),
-    queryFn: async ({ signal }) => (await read(jobs, [metric], maxPoints, signal)).get(metric) as Statistics,
+    queryKey: ["statistics", filter ?? ids.join(), metric, group ?? "", maxPoints],
+    queryFn: ({ signal }) => readOne(metric, signal),
     staleTime: 10_000,
   });
+
+export const statisticsQuery = ({ metric, ...jobs }: Chosen, maxPoints = 500) =>
+  queryOf(jobs, metric, maxPoints, async (name, signal) => (await read(jobs, [name], maxPoints, signal)).get(name) as Statistics);
 
 /** Queries of single metrics of the same jobs, which read several metrics by one request. */
 export function statisticsQueries(jobs: Jobs, maxPoints: number) {
   const readOne = batching((names, signal) => read(jobs, names, maxPoints, signal));
-  return (metric: string) =>
-    queryOptions({
-      queryKey: statisticsKey(jobs, metric, maxPoints),
-      queryFn: ({ signal }) => readOne(metric, signal),
-      staleTime: 10_000,
-    });
+  return (metric: string) => queryOf(jobs, metric, maxPoints, readOne);
 }
 
 export const groupName = (group: StatisticsGroup): string =>

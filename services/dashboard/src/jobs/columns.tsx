@@ -4,6 +4,7 @@ import { Link } from "@tanstack/react-router";
 import type { Job, JobMetric } from "../api/types.ts";
 import { count, msOf, number, valueOf } from "../format.ts";
 import { ranOf } from "../job/phases.ts";
+import { nameOf } from "./list.ts";
 import { Sparkline } from "./sparklines.tsx";
 import { StatusBadge } from "../ui/status.tsx";
 import { Ago, Elapsed } from "../ui/time.tsx";
@@ -16,8 +17,6 @@ export interface Look {
   align?: "right";
   phone?: boolean;
 }
-
-export const nameOf = (metric: string): string => metric.replace(/:(min|max)$/, "");
 
 const metricOf = (job: Job, name: string): JobMetric | undefined =>
   job.metrics?.find((metric) => metric.name === nameOf(name));

@@ -10,6 +10,9 @@ export interface Page {
 }
 export type Pages = InfiniteData<Page, string>;
 
+/** The metric of a column: `loss` of `loss:min`. */
+export const nameOf = (metric: string): string => metric.replace(/:(min|max)$/, "");
+
 /** The pages with the job as it is now. A new job goes where its time of submission puts it, if that place is loaded. */
 export function withJob(data: Pages, job: Job, order: "newest" | "oldest"): Pages {
   let known = false;

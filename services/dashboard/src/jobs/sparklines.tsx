@@ -4,8 +4,7 @@ import { createContext, useContext } from "react";
 import { jobsKey, type JobsFilter } from "../api/queries.ts";
 import { runs } from "../api/types.ts";
 import { valueOf } from "../format.ts";
-import { nameOf } from "./columns.tsx";
-import type { Row } from "./list.ts";
+import { nameOf, type Row } from "./list.ts";
 import { readMetrics } from "./refresh.ts";
 
 const POINTS = 40;

@@ -10,11 +10,11 @@ import { session, tenantsOf } from "../api/session.ts";
 import type { Job } from "../api/types.ts";
 import { plural } from "../format.ts";
 import { type Action, allows, useActions } from "../job/actions.ts";
-import { columnsOf, type Look, nameOf } from "../jobs/columns.tsx";
+import { columnsOf, type Look } from "../jobs/columns.tsx";
 import { Filter } from "../jobs/filter.tsx";
-import { comparesMetrics, isListed, type Pages, withJob, withoutJob } from "../jobs/list.ts";
-import { SparklinesContext, useSparklines } from "../jobs/sparklines.tsx";
+import { comparesMetrics, isListed, nameOf, type Pages, withJob, withoutJob } from "../jobs/list.ts";
 import { useFreshMetrics, useReadingAgain } from "../jobs/refresh.ts";
+import { SparklinesContext, useSparklines } from "../jobs/sparklines.tsx";
 import { useStore } from "../store.ts";
 import { Symbol } from "../ui/icons.tsx";
 import { useShortcuts } from "../ui/keys.ts";
@@ -226,44 +226,44 @@ export function JobsScreen() {
             </div>
           </div>
           <SparklinesContext value={sparklines}>
-          <div role="rowgroup" className="table-body" style={{ height: virtual.getTotalSize() }}>
-            {items.map((item) => {
-              const row = rows[item.index];
-              if (!row) return null;
-              return (
-                // The row's link does the same for keyboards and screen readers.
-                // oxlint-disable-next-line jsx-a11y/click-events-have-key-events
-                <div
-                  key={item.key}
-                  role="row"
-                  aria-rowindex={item.index + 2}
-                  className={`tr data${row.id === active ? " active" : ""}${selected.has(row.id) ? " selected" : ""}`}
-                  style={{ gridTemplateColumns: tracks, transform: `translateY(${item.start}px)`, height: rowPx }}
-                  onClick={(event) => {
-                    if (event.target instanceof Element && event.target.closest("a,button,input,label")) return;
-                    if (getSelection()?.isCollapsed !== false) void navigate({ to: "/jobs/$id", params: { id: row.id } });
-                  }}
-                >
-                  <span role="cell" className="td check">
-                    <input
-                      type="checkbox"
-                      aria-label={`Select ${row.original.name}`}
-                      checked={selected.has(row.id)}
-                      onChange={() => toggle(row.id)}
-                    />
-                  </span>
-                  {row.getVisibleCells().map((cell) => {
-                    const look = cell.column.columnDef.meta as Look;
-                    return (
-                      <span key={cell.id} role="cell" className={`td c-${cell.column.id.split(":")[0]} ${look.align ?? ""}${look.phone ? "" : " wide-only"}`}>
-                        {flexRender(cell.column.columnDef.cell, cell.getContext())}
-                      </span>
-                    );
-                  })}
-                </div>
-              );
-            })}
-          </div>
+            <div role="rowgroup" className="table-body" style={{ height: virtual.getTotalSize() }}>
+              {items.map((item) => {
+                const row = rows[item.index];
+                if (!row) return null;
+                return (
+                  // The row's link does the same for keyboards and screen readers.
+                  // oxlint-disable-next-line jsx-a11y/click-events-have-key-events
+                  <div
+                    key={item.key}
+                    role="row"
+                    aria-rowindex={item.index + 2}
+                    className={`tr data${row.id === active ? " active" : ""}${selected.has(row.id) ? " selected" : ""}`}
+                    style={{ gridTemplateColumns: tracks, transform: `translateY(${item.start}px)`, height: rowPx }}
+                    onClick={(event) => {
+                      if (event.target instanceof Element && event.target.closest("a,button,input,label")) return;
+                      if (getSelection()?.isCollapsed !== false) void navigate({ to: "/jobs/$id", params: { id: row.id } });
+                    }}
+                  >
+                    <span role="cell" className="td check">
+                      <input
+                        type="checkbox"
+                        aria-label={`Select ${row.original.name}`}
+                        checked={selected.has(row.id)}
+                        onChange={() => toggle(row.id)}
+                      />
+                    </span>
+                    {row.getVisibleCells().map((cell) => {
+                      const look = cell.column.columnDef.meta as Look;
+                      return (
+                        <span key={cell.id} role="cell" className={`td c-${cell.column.id.split(":")[0]} ${look.align ?? ""}${look.phone ? "" : " wide-only"}`}>
+                          {flexRender(cell.column.columnDef.cell, cell.getContext())}
+                        </span>
+                      );
+                    })}
+                  </div>
+                );
+              })}
+            </div>
           </SparklinesContext>
         </div>
         {listing.isPending ? <Loading what="jobs" /> : null}
