@@ -15,6 +15,12 @@ from tests.waiting import HANG_S
 from weft import Client
 
 
+def submitted(weft: Weft, code: Path, program: str) -> str:
+    """A job of one learner that runs this program."""
+    (code / "train.py").write_text(program)
+    return weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+
+
 def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform, code: Path, tmp_path: Path) -> None:
     out, code_ = in_terminal(
         [sys.executable, "-c", "from weft._cli.main import main; main()", "train", str(code)],
@@ -51,8 +57,7 @@ for percent in range(100):
 
 @pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
 def test_progress_bar_is_shown_live_and_stored_as_it_was_last(weft: Weft, weft_up: Platform, code: Path) -> None:
-    (code / "train.py").write_text(BAR)
-    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    job = submitted(weft, code, BAR)
     environment = variables(weft_up)
     with Screen([WEFT_COMMAND, "logs", "-f", job], environment) as screen, Client(weft_up.url, weft_up.key) as client:
         screen.wait("training  30%")
@@ -76,8 +81,7 @@ while not os.path.exists(os.path.join(os.environ["JOB_STATE_DIR"], "go")):
 
 @pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
 def test_live_view_fits_a_terminal_that_is_resized(weft: Weft, weft_up: Platform, code: Path) -> None:
-    (code / "train.py").write_text(HELD)
-    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    job = submitted(weft, code, HELD)
     environment = variables(weft_up)
     with Screen([WEFT_COMMAND, "watch", job], environment, columns=100) as screen:
         screen.wait("held " + "x" * 60)
@@ -97,8 +101,8 @@ def test_watch_draws_its_title_once_after_ctrl_c_on_a_narrow_terminal(
     weft: Weft, weft_up: Platform, code: Path
 ) -> None:
     """The terminal drew ^C behind a full status line, and so on the next one: the view above it stayed."""
-    (code / "train.py").write_text(HELD.replace("loss=1 / step", "loss=1 / step, perplexity=12345, accuracy=0.12345"))
-    job = weft("train", code, "--set", "learners=1", "-o", "name").out.strip()
+    more = HELD.replace("loss=1 / step", "loss=1 / step, perplexity=12345, accuracy=0.12345")
+    job = submitted(weft, code, more)
     with Screen([WEFT_COMMAND, "watch", job], variables(weft_up), columns=50) as screen:
         screen.wait("step 20")
         screen.wait("…")
@@ -119,19 +123,18 @@ def test_kill_and_delete_of_several_jobs_ask_first(weft: Weft, weft_up: Platform
     (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
     jobs = [weft("train", code, "-o", "name").out.strip() for _ in range(2)]
     environment = variables(weft_up)
-    command = [str(Path(sys.executable).with_name("weft"))]
     with Client(weft_up.url, weft_up.key) as client:
         for action in (["kill"], ["delete", "--kill"]):
             refused = weft(*action, *jobs)
             assert (refused.code, "give --yes" in refused.err) == (2, True)
-            drawn, exit_code = in_terminal([*command, *action, *jobs], environment, typed="n\n")
+            drawn, exit_code = in_terminal([WEFT_COMMAND, *action, *jobs], environment, typed="n\n")
             assert (exit_code, all(job in drawn for job in jobs), "cli-life" in drawn) == (130, True, True)
             assert "nothing was changed" in drawn
         assert all(client.jobs.get(job).document["desired"] == "run" for job in jobs)
-        assert in_terminal([*command, "kill", *jobs], environment, typed="y\n")[1] == 0
+        assert in_terminal([WEFT_COMMAND, "kill", *jobs], environment, typed="y\n")[1] == 0
         assert [client.jobs.get(job).wait(HANG_S).status for job in jobs] == ["KILLED", "KILLED"]
         runs = weft("train", code, "-o", "name").out.strip()
-        # It asked whether to delete two jobs, and then deleted one.
+        # The question was about two jobs, and one was deleted.
         refused = weft("delete", jobs[0], runs)
         assert "to delete 1 job, with its results" in refused.err
         assert f"left out: job {runs} still" in refused.err
