@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make check` runs: all checks side by side, then the output of those that failed.
-# Answers in less than a minute, so that it is run before each commit. `make test` runs pyright, too.
+# It shall answer within a minute, so that it is run before each commit. `make test` runs pyright, too.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
