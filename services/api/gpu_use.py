@@ -31,7 +31,7 @@ log = structlog.get_logger()
 _MOST_JOBS: Final = 500
 _AT_A_TIME: Final = 8
 _RECENT_S: Final = 10.0
-"""For so long an answer serves other requests: screens that show it are read every few seconds."""
+"""So long an answer is cached: screens that show it request it every few seconds."""
 _MOST_TENANTS: Final = 1_000
 _ANSWER_S: Final = 1.5
 _POINTS: Final = 100
@@ -67,7 +67,7 @@ class IdleRule:
 
 
 class GpuUses:
-    """Answers by tenant. Each is kept for some seconds."""
+    """What running jobs use of their GPUs, by tenant. An answer is cached for ten seconds."""
 
     def __init__(self, store: JobStore, telemetry: TelemetryClient, clock: Clock, rule: IdleRule) -> None:
         self._store, self._telemetry, self._clock, self._rule = store, telemetry, clock, rule

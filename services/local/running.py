@@ -94,7 +94,7 @@ def status(place: Home) -> dict[str, Any]:
 
 
 def _beside(read: Callable[[], T]) -> Callable[[], T]:
-    """Starts reading in a thread. Returns what waits for the result. ``read`` raises nothing."""
+    """Calls ``read``, which raises nothing, in a thread. Returns a function that waits for its result."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(read()))
     thread.start()

@@ -320,7 +320,7 @@ class MetricStore(Protocol):
     async def columns(
         self, job_id: str, steps: Mapping[str, Sequence[int]], context: Mapping[str, str] | None
     ) -> Mapping[str, Column]:
-        """Returns the latest values of metrics at these steps, by name; one of which the job has no series is missing.
+        """Returns the latest values of metrics at these steps, by name; those without a series are left out.
 
         Of several series the first context (with ``context`` None) and the lowest rank of the newest attempt count.
         """
