@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What `make check` runs: all checks side by side, then the output of those that failed.
-# It shall answer within a minute, so that it is run before each commit. `make test` runs pyright, too.
+# It shall answer within a minute, so that it is run before each commit. `make test` runs pyright and the slow unit tests, too.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ check() { # check NAME COMMAND...: starts it in the background
 
 # The slow ones first: they bound the whole.
 bin=.venv/bin
-check unit "$bin/pytest" -q -n auto tests/unit
+check unit "$bin/pytest" -q -n auto -m "not slow" tests/unit
 check mypy "$bin/mypy"
 check layers "$bin/lint-imports" --no-logo
 check lint "$bin/ruff" check --output-format concise .

@@ -172,6 +172,7 @@ async def test_a_list_with_a_slow_filter_answers_in_time_and_continues_where_it_
     assert listed == ids
 
 
+@pytest.mark.slow
 async def test_a_live_list_with_a_filter_does_not_stop_the_api_when_it_connects_again() -> None:
     changes = JobChanges(0, listed_answer)
     for number in range(2_000):

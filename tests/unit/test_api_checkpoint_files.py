@@ -133,6 +133,7 @@ async def test_file_of_an_older_kept_snapshot_can_still_be_fetched(stored: Store
         await stored.content(f"{base}none")
 
 
+@pytest.mark.slow
 async def test_lists_of_checkpoints_with_many_files_do_not_fill_the_memory(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ async def test_lists_of_checkpoints_with_many_files_do_not_fill_the_memory(
     assert len(await stored.paths(limit=100)) == 8 * 200
 
 
+@pytest.mark.slow
 async def test_a_hundred_lists_at_once_read_a_manifest_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     await stored.snapshots("worker-0", {f"{number:03}.pt": "x" for number in range(200)})
     read: list[str] = []

@@ -183,6 +183,7 @@ async def test_a_feed_goes_on_after_the_store_was_away_and_misses_nothing() -> N
         assert watched.job == newer
 
 
+@pytest.mark.slow
 async def test_followers_of_a_job_with_a_large_spec_share_one_document() -> None:
     def documents() -> int:
         gc.collect()

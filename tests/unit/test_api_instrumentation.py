@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from services.api.instrumentation import Instrumentation
 from services.core.domain.spec import parse_spec
 
 
+@pytest.mark.slow
 def test_jobs_of_ever_new_sizes_take_no_memory_for_ever() -> None:
     registry = CollectorRegistry()
     instrumentation = Instrumentation(registry)

@@ -199,6 +199,7 @@ def test_changes_of_an_unfinished_turn_are_not_shown_yet() -> None:
     assert len(changes.after(0).changes) == 2
 
 
+@pytest.mark.slow
 def test_changes_of_jobs_with_large_specs_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_changes, "_KEPT_BYTES", 2**20)
     changes = JobChanges(10, listed)

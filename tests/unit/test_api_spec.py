@@ -92,6 +92,7 @@ VALUES = some.recursive(
 SPECS = some.dictionaries(FIELDS, VALUES, max_size=8).map(lambda fields: {"name": "x", "command": "true", **fields})
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(SPECS | VALUES)
 def test_any_document_is_a_valid_spec_or_an_invalid_spec_error(document: Any) -> None:

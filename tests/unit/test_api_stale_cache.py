@@ -36,6 +36,7 @@ async def ask(cache: StaleCache, question: object, jobs: Sequence[Job] | None) -
         return await cache.read(question, read)
 
 
+@pytest.mark.slow
 async def test_hundreds_of_different_lists_of_jobs_with_large_specs_do_not_fill_the_memory() -> None:
     cache = StaleCache(SetClock(), most_bytes=BOUND)
     document = large(500)

@@ -63,6 +63,7 @@ def test_unread_entries_are_checked_too() -> None:
     assert reader.end["mac"] == f"mac of {len(reader.authenticated)}"
 
 
+@pytest.mark.slow
 def test_truncated_backup_is_refused_at_every_length() -> None:
     for length in range(len(WHOLE)):
         with pytest.raises(Refused):
@@ -190,6 +191,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     jobs=st.lists(st.tuples(VALUES, st.lists(VALUES, max_size=30)), max_size=3),
     read=st.integers(1, 40),

@@ -16,6 +16,7 @@ def _subject(**settings: str) -> Subject:
     return Subject(Settings.model_validate(settings), CLOSED, "weft_k_s", within_s=1)
 
 
+@pytest.mark.slow
 def test_a_check_that_cannot_be_made_fails_with_advice_and_the_others_go_on() -> None:
     skip = [name for name in CHECKS if name not in {"versions", "rights", "policies", "gang"}]
     checks = examine(_subject(cluster="local"), skip=skip, report=lambda name: None)

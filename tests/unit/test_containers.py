@@ -42,11 +42,13 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _set_up(tmp_path_factory.mktemp("containers"))
 
 
+@pytest.mark.slow
 def test_a_second_start_changes_no_file(tmp_path: Path) -> None:
     first = _content(_set_up(tmp_path))
     assert _content(_set_up(tmp_path)) == first
 
 
+@pytest.mark.slow
 def test_two_installations_share_no_key_and_no_password(tmp_path: Path) -> None:
     first, second = (_content(_set_up(tmp_path / name)) for name in ("a", "b"))
     assert first.keys() == second.keys()
@@ -101,6 +103,7 @@ def test_files_can_be_read_by_their_owner_only(volumes: Path) -> None:
     assert open_files == []
 
 
+@pytest.mark.slow
 def test_a_removed_private_key_is_made_anew_and_known_to_every_service(tmp_path: Path) -> None:
     volumes = _set_up(tmp_path)
     key = volumes / "lcm" / "secrets" / "=identity-lcm"

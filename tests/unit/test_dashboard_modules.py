@@ -25,6 +25,7 @@ def evaluate(module: str, body: str) -> Any:
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=HANG_S).stdout)
 
 
+@pytest.mark.slow
 def test_a_curve_that_grows_for_days_keeps_its_extremes_and_stays_small() -> None:
     """Each point of the live stream was kept, so a page that was open for days took gigabytes."""
     curve = evaluate(

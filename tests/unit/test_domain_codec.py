@@ -92,6 +92,7 @@ def test_a_value_of_the_wrong_type_raises_type_or_value_error(wrong: Any) -> Non
         load(Plain, wrong)
 
 
+@pytest.mark.slow
 @given(OBJECTS, OBJECTS, OBJECTS)
 def test_unknown_keys_survive_a_round_trip_at_every_depth(
     top: dict[str, Any], state: dict[str, Any], event: dict[str, Any]

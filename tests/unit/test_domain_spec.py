@@ -99,6 +99,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 FIELDS = [*JobSpec.model_fields, "learners"]
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6) | JSON)
 def test_parsing_any_document_raises_invalid_spec_only(document: Any) -> None:
     if isinstance(document, dict):

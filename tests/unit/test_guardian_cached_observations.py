@@ -21,6 +21,7 @@ async def plane(plane: ControlPlane) -> ControlPlane:
     return plane
 
 
+@pytest.mark.slow
 async def test_a_job_that_just_trains_is_not_read_from_the_cluster(plane: ControlPlane) -> None:
     job_id = await plane.submit(learners=2)
     plane.helpers.fate(job_id, run_s=600)

@@ -506,6 +506,7 @@ async def test_learners_that_start_slowly_are_not_provisioned_again(plane: Contr
     assert (await plane.rested(job_id)).attempt.number == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fate", "at"), [({"download_s": None}, "DOWNLOADING"), ({"silent": True, "download_s": None}, "silent")]
 )

@@ -222,6 +222,7 @@ async def test_roll_backs_in_a_row_are_bounded(plane: ControlPlane) -> None:
     assert await plane.path(job_id) == [*PENDING * 5, "FAILED"]
 
 
+@pytest.mark.slow
 async def test_job_waits_out_a_full_disk_however_long_it_lasts_and_then_completes(plane: ControlPlane) -> None:
     for attempt in range(1, 13):
         plane.cluster.refuse("reserve", NoSpace("the disk is full"), attempt=attempt)
@@ -294,6 +295,7 @@ async def test_gang_of_which_one_image_is_missing_is_undone_at_once_and_queued_a
     assert (await plane.rested(job_id)).status is Status.COMPLETED
 
 
+@pytest.mark.slow
 async def test_gang_that_stays_unscheduled_is_undone_after_the_timeout_with_the_reason(plane: ControlPlane) -> None:
     plane.cluster.blocked["worker-1", 1] = Blocked("Unschedulable", "2 Insufficient nvidia.com/gpu")
     job_id = await plane.submit(learners=2, retries={"backoff": "0s"})
@@ -409,6 +411,7 @@ async def test_hardware_is_released_while_the_metrics_service_hangs(plane: Contr
     assert job.status is Status.COMPLETED
 
 
+@pytest.mark.slow
 async def test_learners_wait_while_the_metrics_service_is_away_and_nothing_is_rolled_back(plane: ControlPlane) -> None:
     plane.metrics.away = True
     job_id = await plane.submit()

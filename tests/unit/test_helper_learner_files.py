@@ -46,6 +46,7 @@ def test_missing_folder_has_no_files_and_a_link_to_a_folder_is_reported(tmp_path
     assert list(skipped) == ["."]
 
 
+@pytest.mark.slow
 def test_three_thousand_nested_folders_are_listed_to_a_limit(tree: Path) -> None:
     (tree / "fine").write_text("")
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -50,6 +50,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_page_of_a_hostile_server_takes_little_memory(what: str) -> None:
     text = HOSTILE[what]

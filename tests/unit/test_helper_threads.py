@@ -33,6 +33,7 @@ async def test_result_and_error_of_a_call_are_passed_on() -> None:
         await call_in_thread(lambda: (_ for _ in ()).throw(OSError("broken")))
 
 
+@pytest.mark.slow
 def test_call_that_never_returns_does_not_keep_the_helper_from_ending() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANGING], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

@@ -94,6 +94,7 @@ ERRORS: list[tuple[Answer, type[WeftError]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "error"), ERRORS, ids=str)
 async def test_every_answer_is_an_error_of_the_domain(tmp_path: Path, answer: Answer, error: type[WeftError]) -> None:
     with serving(tmp_path / "k", lambda *_: answer):
@@ -255,6 +256,7 @@ async def test_long_lists_are_read_page_by_page(tmp_path: Path) -> None:
         await api.close()
 
 
+@pytest.mark.slow
 async def test_copy_follows_changes_over_ended_forgotten_and_cut_watches(tmp_path: Path) -> None:
     script = [
         listed(pod("a", 1), version=10),

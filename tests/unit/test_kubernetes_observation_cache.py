@@ -63,6 +63,7 @@ def test_an_unchanged_job_is_not_read_again(scene: Scene) -> None:
     assert scene.cache.get("j1", None) is OBSERVED
 
 
+@pytest.mark.slow
 def test_a_change_of_the_job_or_a_gap_in_the_watch_ends_its_observation(scene: Scene) -> None:
     changes: list[Callable[[], None]] = [lambda: scene.cache.invalidate("j1"), scene.cache.invalidate_all]
     for change in changes:
@@ -168,6 +169,7 @@ async def places_of(
             await api.close()
 
 
+@pytest.mark.slow
 async def test_jobs_without_pods_are_listed_by_one_request_in_two_seconds_however_many_tenants_there_are(
     tmp_path: Path,
 ) -> None:

@@ -137,6 +137,7 @@ def test_observed_state_of_a_gang() -> None:
     assert_linear(work)
 
 
+@pytest.mark.slow
 def test_pods_of_a_gang() -> None:
     def work(count: int) -> Callable[[], object]:
         spec = parse_spec({"name": "n", "command": "true", "learners": count, "distribution": "torchrun"})

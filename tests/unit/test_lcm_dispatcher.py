@@ -411,6 +411,7 @@ async def admit_two(home: Path, wire: Tripwire) -> list[str]:
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("what", ["crash", "cut"])
 async def test_every_job_runs_once_whichever_call_of_the_dispatcher_fails(what: str, when: str, tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ async def test_code_is_removed_with_the_last_job_that_names_it(world: World) -> 
     assert await code_removal.candidates(world.records, after=None, limit=10) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_process_killed_at_any_step_leaves_nothing_half_deleted(world: World, when: str) -> None:
     """A job, and code that only it names, must go; everything that another job names must stay."""

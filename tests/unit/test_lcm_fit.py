@@ -86,6 +86,7 @@ gangs = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(nodes, st.lists(gangs, min_size=2, max_size=8), gangs)
 def test_a_dry_run_on_several_nodes_agrees_with_what_the_dispatcher_then_decides(
     cluster: list[Node], before: list[dict[str, Any]], gang: dict[str, Any]

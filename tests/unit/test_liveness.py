@@ -14,6 +14,8 @@ from services.core.runtime.processes import ProcessIdentity, identify
 from tests.testbed.signals import pause
 from tests.waiting import HANG_S
 
+pytestmark = pytest.mark.slow
+
 AFTER_S = 0.4
 Start = Callable[[str], ProcessIdentity]
 

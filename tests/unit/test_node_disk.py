@@ -47,6 +47,7 @@ def test_files_of_other_users_do_not_count(tmp_path: Path) -> None:
     assert measure(tmp_path, os.geteuid() + 1, **PLENTY) == DiskUse()
 
 
+@pytest.mark.slow
 def test_what_lies_below_thousands_of_folders_counts(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     for _ in range(2000):

@@ -92,6 +92,7 @@ def test_gang_of_a_learner_that_an_older_agent_made_is_in_its_own_file(learner: 
     assert read_gang(learner.folder, plan) == ["worker-0", "worker-1"]
 
 
+@pytest.mark.slow
 def test_files_of_a_gang_grow_with_its_learners_and_not_with_their_square(tmp_path: Path) -> None:
     """10,000 learners once had 10,000 plans of 10,000 learners."""
 
@@ -155,6 +156,7 @@ def test_a_tree_with_closed_folders_is_removed_and_links_are_not_followed(tmp_pa
     assert (outside / "kept").exists()
 
 
+@pytest.mark.slow
 def test_three_thousand_folders_inside_one_another_are_removed(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

@@ -73,6 +73,7 @@ def halt(learner: Learner) -> None:
     assert processes_below(learner.shim)
 
 
+@pytest.mark.slow
 def test_a_learner_that_writes_on_in_its_grace_is_ended_although_its_own_process_is_gone(running: Learner) -> None:
     halt(running)
     assert end_with_reason(running, REASON)

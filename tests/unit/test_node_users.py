@@ -65,6 +65,7 @@ def test_a_sweep_removes_the_users_files_and_no_others(tmp_path: Path) -> None:
     assert tmp_path.exists()
 
 
+@pytest.mark.slow
 def test_a_link_that_a_stranger_puts_in_the_place_of_a_folder_leads_a_sweep_nowhere(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         return  # files of two users need root

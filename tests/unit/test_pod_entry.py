@@ -21,6 +21,8 @@ from services.core.runtime.learner_folder import LearnerFolder, StopMark
 from services.helper.usage import PodUsage
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 ENTRY = Path(services.core.adapters.kubernetes.__file__).with_name("entry.sh")
 SHELLS = {"dash": ["dash"], "busybox": ["busybox", "sh"]}
 

@@ -132,6 +132,7 @@ async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     assert path == tmp_path / "worker-0" / "m.bin"
 
 
+@pytest.mark.slow
 async def test_async_client_raises_the_same_errors(tmp_path: Path) -> None:
     problem = {"code": "not-found", "detail": "there is no job j1", "errors": []}
     with scripted(lambda _request, _n: json_answer(problem, 404)) as server:

@@ -219,6 +219,7 @@ def test_the_key_does_not_follow_a_redirect() -> None:
     assert len(server.requests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "key"), [("http://[", "k"), ("http://x", "schlüssel"), ("x", "k"), ("http://x", "a\nb")]
 )

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import structlog
 from services.core.bootstrap.service import configure_logging
@@ -25,11 +27,13 @@ def run_program(log: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_log_is_one_json_object_per_line(tmp_path: Path) -> None:
     assert run_program(tmp_path / "api.log") == "continues\n"
     (line,) = (tmp_path / "api.log").read_text().splitlines()
     assert {"service": "api", "event": "test.logged", "level": "info"}.items() <= json.loads(line).items()
 
 
+@pytest.mark.slow
 def test_a_service_continues_when_the_disk_of_its_log_is_full() -> None:
     assert run_program(Path("/dev/full")) == "continues\n"

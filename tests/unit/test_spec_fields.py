@@ -201,6 +201,7 @@ def test_pods_have_the_devices_and_the_place_of_results_of_their_spec() -> None:
     assert plan.learners[0].devices == {"rdma/hca": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AttemptPlan, LearnerPlan, PlannedInput, PlannedOutput])
 def test_every_field_of_a_plan_is_read_where_learners_run(kind: type) -> None:
     """A field that is rendered and never read would hide a field of the spec that does nothing."""

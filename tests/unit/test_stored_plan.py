@@ -71,6 +71,7 @@ def test_each_learner_reads_its_own_plan_and_the_names_of_all(distribution: str)
         assert stored.gang == ("worker-0", "worker-1", "ps-0", "evaluator-0")
 
 
+@pytest.mark.slow
 @given(env=st.dictionaries(st.from_regex(r"[A-Z]{1,3}", fullmatch=True), st.text(st.characters(codec="utf-8"))))
 def test_users_text_is_read_as_it_was_written(env: Mapping[str, str]) -> None:
     plan = gang(env=env)
@@ -83,6 +84,7 @@ def test_document_has_no_token_and_no_node() -> None:
     assert "node-" not in text
 
 
+@pytest.mark.slow
 def test_document_of_the_largest_gang_is_as_small_as_that_of_two_learners() -> None:
     small = len(stored_plan.write(gang(roles=(("worker", 2, 1),))))
     large = len(stored_plan.write(gang(roles=(("worker", MAX_LEARNERS, 1),))))
