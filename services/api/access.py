@@ -95,5 +95,5 @@ def checked_name(name: str, pointer: str) -> str:
     """A tenant's or user's name, which becomes part of keys, paths and labels. Raises InvalidRequest."""
     if _NAME.fullmatch(name) is None:
         message = "a name has 1 to 63 lower-case letters, digits, '.', '_' or '-', first and last a letter or digit"
-        raise InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
+        raise InvalidRequest.of([FieldError(pointer, message)])
     return name

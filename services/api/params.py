@@ -42,7 +42,7 @@ def wrong_parameter(parameter: str, message: str) -> InvalidRequest:
 
 def wrong_field(pointer: str, message: str) -> InvalidRequest:
     """The error for a field of the body; ``pointer`` is its JSON pointer."""
-    return InvalidRequest(f"{pointer}: {message}", errors=(FieldError(pointer, message),))
+    return InvalidRequest.of([FieldError(pointer, message)])
 
 
 def checked_digest(digest: str) -> str:

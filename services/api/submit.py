@@ -205,7 +205,7 @@ class Submissions:
         await self._claim_code(tenant, code_digest)
         if await self._objects.head(code_key(tenant, code_digest)) is None:
             message = "no code of this digest was uploaded; send the code itself"
-            raise InvalidRequest(f"/code_digest: {message}", errors=(FieldError("/code_digest", message),))
+            raise InvalidRequest.of([FieldError("/code_digest", message)])
 
     async def keep_code(self, upload: Upload, tenant: str, code_digest: str) -> bool:
         """Stores the code; it is durable when this returns, and is not removed while the job is inserted.
@@ -236,9 +236,7 @@ class Submissions:
         """
         if spec.code is not None and not code_digest:
             message = "the spec names code, but none was sent with it"
-            raise InvalidSpec(
-                f"/code: {message}", errors=(FieldError("/code", message, "send it, or leave `code` out"),)
-            )
+            raise InvalidSpec.of([FieldError("/code", message, "send it, or leave `code` out")])
         stored_spec = dump_spec(spec)
         idem_digest = request_digest({"spec": stored_spec, "code": code_digest})
         job, replayed = await self._insert(

@@ -163,7 +163,7 @@ async def test_jobs_and_their_metrics_are_completed(api: Api, learner: Learner, 
     async def offered(*words: str) -> list[str]:
         return await asyncio.to_thread(completed, *words)
 
-    assert await offered("show", "") == ["@last", "digits"]
+    assert await offered("show", "") == ["@last", "twin", "digits"]
     assert twin in await offered("kill", "digits", twin[:4])
     assert await offered("metrics", learner.job, "-m", "") == ["accuracy", "loss"]
     assert await offered("list", "-m", "l") == ["loss"]

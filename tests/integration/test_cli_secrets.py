@@ -86,7 +86,7 @@ async def test_wrong_use_says_what_to_do_and_repeats_no_value(
         ("set", "s3", f"={VALUE}"): "write each key as KEY=@FILE",
         ("set", "s3", "--stdin"): "write each key as KEY=@FILE",
         ("set", "s3", f"a={VALUE}", f"a={VALUE}"): "a key is given twice",
-        ("set", "s3", f"a={VALUE}", "b="): "/values/b: the value is empty",
+        ("set", "s3", f"a={VALUE}", "b="): "values.b: the value is empty",
         ("set", "s3", f"a={VALUE}", "b c=x"): "a key has 1 to 64 letters",
         ("set", "No Name", f"a={VALUE}"): "a secret's name has 1 to 63",
         ("set", "s3", "a=@/nowhere/at/all"): "No such file",

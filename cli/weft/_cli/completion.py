@@ -5,6 +5,7 @@ Completion never fails and never waits: without an answer there is nothing to co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -35,18 +36,17 @@ _NEWEST: Final = 100
 
 
 def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """@last, and the newest jobs by name where it is theirs alone, else by id."""
+    """@last, the names of the newest jobs, and their ids once the beginning of one is typed."""
     answer = _answer(ctx, lambda client: client.jobs.list(limit=_NEWEST))
     if answer is None:
         return []
     jobs = [(job.id, job.name, job.status) for job in answer]
-    names = [name for _, name, _ in jobs]
+    having = Counter(name for _, name, _ in jobs)
+    offered = {name: status if having[name] == 1 else f"{having[name]} jobs" for _, name, status in jobs}
     items = [CompletionItem("@last", help="the job that you submitted last")]
-    for id_, name, status in jobs:
-        if names.count(name) == 1:
-            items.append(CompletionItem(name, help=status))
-        items.append(CompletionItem(id_, help=f"{name} {status}"))
-    # Ids are offered once the beginning of one is typed: names are what people know.
+    items += [CompletionItem(name, help=text) for name, text in offered.items()]
+    items += [CompletionItem(id_, help=f"{name} {status}") for id_, name, status in jobs]
+    # Names are what people know. A command with a name that several jobs have says which ids these are.
     ids = {id_ for id_, _, _ in jobs}
     return [item for item in items if item.value.startswith(incomplete) and (incomplete or item.value not in ids)]
 

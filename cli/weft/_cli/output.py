@@ -69,7 +69,9 @@ def colored() -> bool:
 
 
 def table(columns: Sequence[Column], rows: Rows, *, wide: bool = False, columns_wide: int | None = None) -> str:
-    """The table as text, without a newline at its end. Cells that name a status are coloured."""
+    """The table as text, without a newline at its end; empty without rows. Cells that name a status are coloured."""
+    if not rows:
+        return ""
     from weft._cli.columns import Layout, fit_widths, join, readable_places, row_lines
 
     space = columns_wide or (_ENDLESS if wide else width())
@@ -107,7 +109,7 @@ def emit(
     """Print an answer.
 
     document: what json and yaml print.
-    people: gives the text for people; told whether it may be wide.
+    people: gives the text for people; told whether it may be wide. Nothing is printed for an empty one.
     names: what `-o name` prints, one per line.
     """
     match call.output:
@@ -119,7 +121,8 @@ def emit(
             for name in names:
                 print(plain(name))
         case _:
-            click.echo(people(call.output == "wide"))  # without colours where this is no terminal
+            if text := people(call.output == "wide"):
+                click.echo(text)  # without colours where this is no terminal
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:

@@ -82,6 +82,7 @@ def _delete(call: Call, name: str, tenant: str | None, *, yes: bool) -> None:
 
 
 def _list_secrets(call: Call, tenant: str | None) -> None:
+    from weft._cli.notices import note
     from weft._cli.output import Column, emit, table
     from weft._cli.text import ago
     from weft._records import parse_time
@@ -107,6 +108,8 @@ def _list_secrets(call: Call, tenant: str | None) -> None:
         return table(columns, rows, wide=wide)
 
     emit(call, {"secrets": secrets}, people=people, names=(secret["name"] for secret in secrets))
+    if call.for_people and not secrets:
+        note("no secrets yet; `weft secret set NAME KEY=@FILE` stores one")
 
 
 def _values(words: tuple[str, ...], *, stdin: bool) -> dict[str, str]:
