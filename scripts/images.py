@@ -52,7 +52,8 @@ DASHBOARD: Final = ROOT / "services" / "dashboard" / "dist"
 LIBRARY: Final = ROOT / "services" / "core" / "frameworks"
 _FROM: Final = re.compile(r"^ARG BASE=(\S+)", re.MULTILINE)
 _PYTHON: Final = "3.11"
-"""That of the base image."""
+_GLIBC_MINOR: Final = 36
+"""Of glibc 2.36. Python's and glibc's version are those of the base image."""
 FRAMEWORKS: Final = ("jax",)
 """Entries of the framework library whose images are built if none is named."""
 
@@ -220,7 +221,8 @@ def for_base(lock: str, without: Sequence[str] = ()) -> str:
 def _platforms() -> list[str]:
     """The options of pip that name the systems whose wheels run on the base image."""
     machine = platform.machine()
-    return [f"--platform=manylinux_2_{minor}_{machine}" for minor in (36, 34, 31, 28, 27, 24, 17, 12, 5)] + [
+    # pip takes each name as it is, not those of older systems with it.
+    return [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(_GLIBC_MINOR, 4, -1)] + [
         f"--platform=manylinux2014_{machine}",
         f"--platform=manylinux1_{machine}",
     ]
