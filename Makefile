@@ -82,8 +82,8 @@ images: setup ## Build images without pulls (NAME=helper FRAMEWORKS=jax)
 dist: setup ## Packages, chart, images, SBOMs and checksums, in dist/
 	@$(BIN)/python -m scripts.dist $(ARGS)
 
-test-compose: setup ## docker-compose.yml, really started and killed
-	@$(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/compose $(ARGS)
+test-compose: setup ## docker-compose.yml, really run (FRAMEWORKS=all)
+	@$(if $(FRAMEWORKS),WEFT_TEST_FRAMEWORKS="$(FRAMEWORKS)") $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/compose $(ARGS)
 
 test-helm: setup ## helm/weft, installed on a test cluster and upgraded
 	@WEFT_TEST_HELM=all $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/helm $(ARGS)
