@@ -50,7 +50,7 @@ async def gpu_jobs(client: httpx2.AsyncClient) -> list[dict[str, Any]]:
         return [cluster["gpu_jobs"]] if "gpu_jobs" in cluster else []
 
     [jobs] = await until(answered)
-    return jobs
+    return list(jobs)
 
 
 async def gpu_use(api: Api) -> dict[str, Any]:
