@@ -58,13 +58,21 @@ async def test_each_hint_reaches_its_service(either: Hints, services: dict[str, 
     await until(lambda: hints.sent + hints.dropped >= len(_MEANT_FOR))
 
 
-async def test_consecutive_hints_all_arrive(either: Hints, services: dict[str, Service]) -> None:
+async def test_consecutive_hints_all_arrive(either: Hints, worker: Worker, services: dict[str, Service]) -> None:
+    """But those that are counted as lost: on a machine that stalls, a call may take longer than its two seconds."""
     hints = either
     heard = services["lcm"].nudged.heard
+    await worker.ready_counter("weft_hints_lost_total")
     await arrives(hints, services["lcm"], "submitted", "warm")
     for number in range(20):
+        lost = hints.dropped + worker.counter("weft_hints_lost_total")
         await hints.send("submitted", str(number))
-        await until(lambda: ("submitted", str(number)) in heard)  # noqa: B023 - called in this round only
+        await until(
+            lambda: (
+                ("submitted", str(number)) in heard  # noqa: B023 - called in this round only
+                or hints.dropped + worker.counter("weft_hints_lost_total") > lost  # noqa: B023 - as above
+            )
+        )
 
 
 async def test_hints_for_a_stopped_service_are_lost_and_later_hints_arrive(
@@ -92,13 +100,13 @@ async def test_hints_for_a_stopped_service_are_lost_and_later_hints_arrive(
 async def test_hints_go_by_the_broker_if_the_direct_call_fails(
     carrier: Carrier, worker: Worker, services: dict[str, Service]
 ) -> None:
-    delivered = worker.counter("weft_hints_delivered_total")
+    delivered = await worker.ready_counter("weft_hints_delivered_total")
     unused_address = Address(free_address())
     hints = RpcHints(lambda _: unused_address, identity("api").credential, otherwise=CeleryHints(carrier.settings))
     try:
         await arrives(hints, services["guardian"], "desired", "by the broker")
-        assert worker.counter("weft_hints_delivered_total") > delivered
-        assert hints.sent >= 1
+        await until(lambda: worker.counter("weft_hints_delivered_total") > delivered)  # it counts after the answer
+        await until(lambda: hints.sent >= 1)
         dropped = hints.dropped
         await hints.send("weather", "fine")  # one that no service wants is not given to the broker
         await until(lambda: hints.dropped == dropped + 1)

@@ -133,7 +133,7 @@ async def test_restarted_broker_carries_hints_again(
         try:
             for number in range(5):
                 await hints.send("submitted", f"lost-{number}")
-            await until(lambda: hints.dropped == dropped + 5)
+            await until(lambda: hints.dropped >= dropped + 5)  # "before" may have been sent several times
             await until(lambda: "the broker of WEFT_BROKER_URL is away" in worker.not_ready())
         finally:
             carrier.server.start()

@@ -26,7 +26,7 @@ from tests.waiting import HANG_S, tries_within, until
 
 T = TypeVar("T")
 TTL_S = 2.0
-LONG_TTL_S = 5.0
+LONG_TTL_S = 8.0
 SILENCE_S = 0.3
 
 
@@ -263,14 +263,19 @@ async def test_a_silent_connection_is_replaced(etcd: Etcd, etcd_prefix: str) -> 
 
 async def test_an_idle_watch_keeps_its_healthy_connection(etcd: Etcd, etcd_prefix: str) -> None:
     progress_requests, silence_s = 3, 0.5  # within which etcd has to answer
-    async with proxied(etcd.address) as proxy, connected(proxy.address, etcd_prefix, silence_s=silence_s) as store:
-        async with watching(store) as watcher:
-            await until(lambda: proxy.connections == 2)
-            since = time.monotonic()
-            await until(lambda: time.monotonic() - since > progress_requests * 2 * silence_s)
-            await store.put("/jobs/0000", "0")
-            await until(lambda: watcher.known == expected(1))
-        assert proxy.connections == 2
+
+    async def keeps_its_connection() -> bool:
+        async with proxied(etcd.address) as proxy, connected(proxy.address, etcd_prefix, silence_s=silence_s) as store:
+            async with watching(store) as watcher:
+                await until(lambda: proxy.connections >= 2)
+                since = time.monotonic()
+                await until(lambda: time.monotonic() - since > progress_requests * 2 * silence_s)
+                await store.put("/jobs/0000", "0")
+                await until(lambda: watcher.known == expected(1))
+            return proxy.connections == 2
+
+    # A stall of the machine for half a second is such a silence, too; a fault replaces the connection every time.
+    await until(keeps_its_connection)
 
 
 # --- etcd hangs ----------------------------------------------------------------
@@ -280,21 +285,20 @@ async def test_a_lease_is_lost_at_its_deadline_while_etcd_hangs(own_etcd: Etcd) 
     own_etcd.start()
     await own_etcd.ready()
     async with connected(own_etcd.address, timeout_s=0.5) as store:
-        was_alive = False
         for stopwatch in tries_within(TTL_S + 1):  # one keep-alive may be answered before it hangs
             with stopwatch:
+                began = time.monotonic()
                 lease = await store.lease(TTL_S)
                 own_etcd.pause()
                 try:
                     with pytest.raises(Unavailable):
                         await store.get("/members/a")
-                    was_alive = lease.alive
+                    assert lease.alive or time.monotonic() - began >= TTL_S
                     await asyncio.wait_for(lease.lost(), HANG_S)
                     assert not lease.alive
                     await lease.revoke()
                 finally:
                     own_etcd.resume()
-        assert was_alive
 
 
 async def test_a_lease_survives_a_restart_of_etcd_within_its_ttl(own_etcd: Etcd) -> None:

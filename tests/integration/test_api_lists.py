@@ -23,7 +23,8 @@ from tests.testbed.api import SPEC, Api
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner_telemetry import Learner, running_learner
 from tests.testbed.metrics import MetricsProcess
-from tests.testbed.terminal import Terminal
+from tests.testbed.terminal import Output, Terminal
+from tests.waiting import until
 from weft._cli.call import Call
 from weft._cli.main import weft as group
 
@@ -47,6 +48,18 @@ def weft(api: Api, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         yield Terminal(api, monkeypatch, capsys)
 
 
+async def with_progress(weft: Terminal, *words: str) -> Output:
+    """The list, once it has the progress of a job: it is without if the metrics service takes a second to answer."""
+
+    async def listed() -> Output | None:
+        shown = await weft("list", *words)
+        return shown if "42 %" in shown.out or "0.42" in shown.out else None
+
+    shown = await until(listed)
+    assert shown is not None
+    return shown
+
+
 async def test_list_has_progress_and_a_chosen_metric_and_sorts_by_it(
     api: Api,
     learner: Learner,
@@ -61,11 +74,11 @@ async def test_list_has_progress_and_a_chosen_metric_and_sorts_by_it(
     waiting = (await api.submit())["id"]
     async with running_learner(api, metrics, etcd) as better:
         await better.write_points(0.3)
-        shown = await weft("list", "-m", "loss", "-m", "loss:min")
+        shown = await with_progress(weft, "-m", "loss", "-m", "loss:min")
         head, *rows = shown.out.splitlines()
         assert head.split() == ["ID", "NAME", "STATUS", "LEARNERS", "AGE", "TOOK", "DONE", "LOSS", "LOSS:MIN", "WHY"]
         assert [("42 %" in row, row.split()[-2:]) for row in rows if learner.job in row] == [(True, ["0.5", "0.2"])]
-        by_metric = (await weft("list", "--sort", "loss", "-o", "json")).json
+        by_metric = (await with_progress(weft, "--sort", "loss", "-o", "json")).json
         assert [job["id"] for job in by_metric["jobs"]] == [better.job, learner.job, waiting]
         check_answer("list", by_metric)
         assert ("progress" in by_metric["jobs"][0], by_metric["jobs"][1]["progress"]) == (False, 0.42)

@@ -85,23 +85,29 @@ def node(name: str, *, cpus: float = 4, gpus: int = 0) -> Node:
 async def test_two_cpu_only_ps_and_a_gpu_worker_leave_no_gpu_free_in_a_dry_run(installation: Installation) -> None:
     await installation.start_lcm(node("with-gpu", cpus=1, gpus=1), node("without"))
     one_gpu = {"resources": {"cpus": 0.1, "memory": "1GB", "gpus": 1}}
-    assert await installation.fits(**one_gpu) == ("now", "")
+    assert await fit(installation, "now", one_gpu) == ""
     small = {"cpus": 1, "memory": "1GB"}
     roles = {"ps": {"count": 2, **small}, "worker": {"count": 1, "gpus": 1, **small}}
     await installation.admitted(roles=roles)
-    await until(lambda: _is_fit(installation, "later", one_gpu))
-    assert "1 GPU (0 free)" in (await installation.fits(**one_gpu))[1]
+    assert "1 GPU (0 free)" in await fit(installation, "later", one_gpu)
 
 
-async def _is_fit(installation: Installation, verdict: str, fields: dict[str, Any]) -> bool:
-    return (await installation.fits(**fields))[0] == verdict
+async def fit(installation: Installation, verdict: str, fields: dict[str, Any]) -> str:
+    """Returns the message once a dry run has this verdict. It is unknown where no answer came within a second."""
+
+    async def answered() -> list[str]:
+        given, message = await installation.fits(**fields)
+        assert given in {verdict, "now", "unknown"}
+        return [message] if given == verdict else []
+
+    [message] = await until(answered)
+    return message
 
 
 async def test_a_dry_run_says_that_no_single_node_is_large_enough(installation: Installation) -> None:
     await installation.start_lcm(node("a"), node("b"))
-    assert (await installation.fits(learners=2, resources={"cpus": 4, "memory": "1GB"}))[0] == "now"
-    verdict, message = await installation.fits(resources={"cpus": 8, "memory": "1GB"})
-    assert verdict == "never"
+    await fit(installation, "now", {"learners": 2, "resources": {"cpus": 4, "memory": "1GB"}})
+    message = await fit(installation, "never", {"resources": {"cpus": 8, "memory": "1GB"}})
     assert "8 CPUs (8 in all)" in message
     assert "not on nodes that could each take a whole learner" in message
 
@@ -111,7 +117,7 @@ async def test_whether_a_job_fits_is_unknown_while_the_life_cycle_manager_is_awa
     assert verdict == "unknown"
     assert "the lcm service does not answer" in message
     await installation.start_lcm(node("a"))
-    await until(lambda: _is_fit(installation, "now", {}))
+    await fit(installation, "now", {})
     await installation.lcm.aclose()
     verdict, message = await installation.fits(learners=1000)
     assert verdict == "unknown"
@@ -125,11 +131,11 @@ async def test_the_cluster_is_shown_as_the_dispatcher_counts_it(installation: In
     await installation.start_lcm(node("a", gpus=2), node("b"))
     await installation.admitted(learners=2, resources={"cpus": 1.5, "memory": "2GB", "gpus": 1})
 
-    async def in_use() -> bool:
-        return bool((await installation.cluster())["used"]["gpus"])
+    async def in_use() -> dict[str, Any]:
+        answer = await installation.cluster()
+        return answer if answer.get("used", {}).get("gpus") else {}
 
-    await until(in_use)
-    shown = await installation.cluster()
+    shown = await until(in_use)
     assert [tuple(listed[name] for name in ("name", "cpus", "gpus", "ready")) for listed in shown["nodes"]] == [
         ("a", 4, 2, True),
         ("b", 4, 0, True),
@@ -154,7 +160,10 @@ async def test_submissions_in_a_row_do_not_each_wait_for_the_life_cycle_manager(
     server = await serve(installation.address, guard("lcm"), register)
     for number in range(30):
         assert (await installation.api.submit({**SPEC, "name": f"digits-{number}"}))["warnings"] == []
-    large = await installation.api.submit({**SPEC, "learners": 50})
-    assert large["warnings"] == ["too large"]
+
+    async def warnings() -> list[str]:  # none where no answer came within a second
+        return list((await installation.api.submit({**SPEC, "learners": 50}))["warnings"])
+
+    assert await until(warnings) == ["too large"]
     await server.stop(None)
     assert 2 <= len(specs) < 15

@@ -27,6 +27,16 @@ def plan(api: httpx2.Client, **fields: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
+def plan_that(api: httpx2.Client, fits: str, **fields: Any) -> dict[str, Any]:
+    """The plan once it says so: it is unknown where the dispatcher did not answer within its second."""
+
+    def answered() -> dict[str, Any]:
+        planned = plan(api, **fields)
+        return planned if planned["fits"] == fits else {}
+
+    return eventually(answered)
+
+
 def shown(api: httpx2.Client, job_id: str) -> dict[str, Any] | None:
     """The job with its place in the queue; None before the dispatcher knows it."""
     job = dict(api.get(f"/v1/jobs/{job_id}").json())
@@ -48,8 +58,33 @@ def places(api: httpx2.Client) -> dict[str, int]:
     return {job["id"]: job["position"] for job in waiting if "position" in job}
 
 
+def with_nodes(api: httpx2.Client) -> dict[str, Any]:
+    """The cluster; empty where the dispatcher did not answer within its second."""
+    cluster = dict(api.get("/v1/cluster").json())
+    return cluster if "nodes" in cluster else {}
+
+
+def delete(api: httpx2.Client, job_id: str) -> None:
+    """Deletes it with ``kill``: the answer is 409 until the job has ended."""
+    eventually(lambda: api.delete(f"/v1/jobs/{job_id}", params={"kill": "true"}).status_code == 204)
+
+
+def warned_of(api: httpx2.Client, **fields: Any) -> dict[str, Any]:
+    """Submits a job. The answer has no warning where the dispatcher did not answer within its second."""
+
+    def submit() -> dict[str, Any]:
+        made = api.post("/v1/jobs", json={**SPEC, **fields})
+        assert made.status_code == 201
+        job = dict(made.json())
+        if not job["warnings"]:
+            delete(api, job["id"])
+        return job if job["warnings"] else {}
+
+    return eventually(submit)
+
+
 def test_the_cluster_answer_has_nodes_and_use(api: httpx2.Client) -> None:
-    cluster = api.get("/v1/cluster").json()
+    cluster = eventually(lambda: with_nodes(api))
     [node] = cluster["nodes"]
     assert (node["cpus"], node["ready"]) == (4, True)
     assert cluster["total"] == {"cpus": 4, "memory": node["memory"], "gpus": node["gpus"]}
@@ -59,29 +94,27 @@ def test_the_cluster_answer_has_nodes_and_use(api: httpx2.Client) -> None:
 
 
 def test_a_plan_tells_if_the_job_fits(api: httpx2.Client) -> None:
-    assert eventually(lambda: plan(api)["fits"] == "now")
-    never = plan(api, learners=100)
-    assert never["fits"] == "never"
+    plan_that(api, "now")
+    never = plan_that(api, "never", learners=100)
     assert "it requests 50 CPUs, and this cluster has 4" in never["fits_message"]
     assert never["warnings"] == [never["fits_message"]]
 
 
 def test_a_job_that_never_fits_does_not_delay_the_plan_of_the_next_job(api: httpx2.Client) -> None:
-    assert eventually(lambda: plan(api)["fits"] == "now")
+    plan_that(api, "now")
     large = api.post("/v1/jobs", json={**SPEC, "learners": 100}).json()["id"]
     try:
         eventually(lambda: (shown(api, large) or {}).get("pending_reason") == "TooLargeForCluster")
-        eventually(lambda: plan(api)["fits"] == "now")
+        plan_that(api, "now")
     finally:
-        assert api.delete(f"/v1/jobs/{large}", params={"kill": "true"}).status_code == 204
+        delete(api, large)
 
 
 def test_a_waiting_job_shows_its_position_and_reason(api: httpx2.Client) -> None:
-    large = api.post("/v1/jobs", json={**SPEC, "learners": 100})
-    assert large.status_code == 201
-    assert "and this cluster has" in large.json()["warnings"][0]
+    large = warned_of(api, learners=100)
+    assert "and this cluster has" in large["warnings"][0]
     behind = api.post("/v1/jobs", json=SPEC).json()
-    ids = [large.json()["id"], behind["id"]]
+    ids = [large["id"], behind["id"]]
     try:
         first = eventually(lambda: shown(api, ids[0])) or {}
         assert first["queue_position"] == 1
@@ -94,5 +127,5 @@ def test_a_waiting_job_shows_its_position_and_reason(api: httpx2.Client) -> None
         eventually(lambda: listed(api, ids[0]).get("queue_position") == 1)
     finally:
         for job in ids:
-            assert api.delete(f"/v1/jobs/{job}", params={"kill": "true"}).status_code == 204
+            delete(api, job)
     assert api.get("/v1/queue").json() == {"waiting": []}

@@ -156,6 +156,7 @@ async def test_one_stream_carries_the_list_a_job_its_points_and_its_lines(api: A
                 [point["value"] for points in shown.named("points") for point in points["points"]] == [9.0, 0.5, "NaN"]
             )
         )
+        await until(lambda: len(shown.named("history")) == 3)
         assert [entry["event"]["to"] for entry in shown.named("history")] == ["QUEUED", "PENDING", "PROCESSING"]
         assert {points["id"] for points in shown.named("points")} == {job}
         await learner.complete_and_release()

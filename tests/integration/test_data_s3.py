@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,13 @@ def canaries(s3: S3) -> list[bytes]:
 
 
 def files_with(folder: Path, words: list[bytes]) -> list[str]:
-    """The files below a folder that contain one of the words."""
-    return [
-        str(path)
-        for path in folder.rglob("*")
-        if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in words)
-    ]
+    """The files below a folder that contain one of the words. The platform makes and removes files meanwhile."""
+    containing = []
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in words):
+                containing.append(str(path))
+    return containing
 
 
 def test_learner_finds_the_objects_and_the_secret_is_nowhere(

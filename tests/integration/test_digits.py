@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.core.domain.usage import USAGE_NAMES
+from services.core.runtime.learner_folder import JOB_FOLDER
 from services.core.runtime.processes import identify
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S, eventually
@@ -20,6 +21,7 @@ from weft import Client
 from weft._job import Job
 
 STEPS = 300
+UNTIL_LET_GO = "until [ -e $JOB_STATE_DIR/go ]; do sleep 0.1; done"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 DONE_S = 2 * HANG_S
 
@@ -37,11 +39,13 @@ def client(weft_up: Platform) -> Iterator[Client]:
         yield client
 
 
-def submit(client: Client, *, slow_ms: int = 0) -> Job:
+def submit(client: Client, *, slow_ms: int = 0, before: str = "") -> Job:
+    """``slow_ms``: in each step of the first attempt. ``before``: a command that is run before the training."""
+    slow = f"$((WEFT_ATTEMPT == 1 ? {slow_ms} : 0))"
     spec = {
         "name": "digits",
         "framework": {"name": "jax", "version": "0.10"},
-        "command": f"exec python train.py --steps {STEPS} --every 50 --slow {slow_ms}",
+        "command": f"{before}exec python train.py --steps {STEPS} --every 50 --slow {slow}",
         "learners": 2,
         "distribution": "jax",
         "resources": {"cpus": 1, "memory": "1GiB"},
@@ -72,9 +76,14 @@ def undisturbed(client: Client, tmp_path_factory: pytest.TempPathFactory) -> str
     return weights(job, tmp_path_factory.mktemp("undisturbed"))
 
 
-def test_two_jobs_side_by_side_do_not_affect_each_other(client: Client, undisturbed: str, tmp_path: Path) -> None:
-    first, second = submit(client, slow_ms=5), submit(client, slow_ms=5)
+def test_two_jobs_side_by_side_do_not_affect_each_other(
+    client: Client, weft_up: Platform, undisturbed: str, tmp_path: Path
+) -> None:
+    first, second = (submit(client, slow_ms=5, before=f"{UNTIL_LET_GO}; ") for _ in range(2))
     eventually(lambda: {first.refresh().status, second.refresh().status} == {"PROCESSING"}, DONE_S)
+    for job in (first, second):
+        for learner in (weft_up.home / "node" / job.id / "1").glob(f"*/{JOB_FOLDER}"):
+            (learner / "go").touch()
     for job in (first, second):
         job.wait(DONE_S)
         assert weights(job, tmp_path / job.id) == undisturbed
@@ -83,7 +92,7 @@ def test_two_jobs_side_by_side_do_not_affect_each_other(client: Client, undistur
 def test_resumed_job_continues_with_the_step_after_its_checkpoint(
     client: Client, undisturbed: str, tmp_path: Path
 ) -> None:
-    job = submit(client, slow_ms=20)
+    job = submit(client, slow_ms=200)  # it is halted before it ends, also where the machine stalls for long
     eventually(lambda: in_the_middle(client, job), DONE_S)
     assert job.halt().wait(DONE_S).status == "HALTED"
     steps = [point.step or 0 for point in job.points(name="loss")]
@@ -99,8 +108,8 @@ def test_resumed_job_continues_with_the_step_after_its_checkpoint(
 def test_killed_service_does_not_disturb_training(
     client: Client, weft_up: Platform, undisturbed: str, tmp_path: Path, service: str
 ) -> None:
-    job = submit(client, slow_ms=20)
-    eventually(lambda: in_the_middle(client, job), DONE_S)
+    job = submit(client, slow_ms=60)  # it trains on until the service is back
+    eventually(lambda: in_the_middle(client, job, step=10), DONE_S)
     before = weft_up.learner_pids(job.id)
     killed = weft_up.kill(service)
     eventually(lambda: weft_up.again(service, killed))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -101,10 +102,14 @@ async def test_each_of_ten_thousand_lines_is_shipped_once_while_the_helper_is_ki
 async def test_no_line_is_lost_when_the_metrics_service_restarts_at_another_address(
     learner: HelperTest,
 ) -> None:
-    learner.reserve("i=0; while [ $i -lt 40 ]; do echo $i; i=$((i+1)); sleep 0.02; done")
+    go_on = "until [ -e $JOB_STATE_DIR/go-on ]; do sleep 0.01; done"
+    learner.reserve(f"for i in $(seq 0 19); do echo $i; done; {go_on}; for i in $(seq 20 39); do echo $i; done")
     learner.start()
-    await until(lambda: len(learner.intake.lines) >= 5)
+    await until(lambda: len(learner.intake.lines) == 20)
     await learner.intake.stop()
+    first_ms = learner.intake.lines[0][1].time_ms
+    await until(lambda: time.time_ns() // 1_000_000 - first_ms > 500)
+    (learner.folder / "job" / "go-on").touch()
     await until((learner.folder / "runs/1/exit.json").exists)
     learner.intake.address = free_address()
     learner.metrics_at(learner.intake.address)
@@ -249,8 +254,11 @@ async def test_lines_refused_by_a_full_disk_are_sent_after_a_restart_of_the_serv
 
 async def test_refused_batch_does_not_block_later_lines(learner: HelperTest) -> None:
     learner.intake.poison = "poison"
-    learner.reserve("echo poison; echo fine >&2; sleep 0.5; echo after")
+    # The later line is not in the batch of the one that is refused: that batch is replaced by a notice as a whole.
+    learner.reserve("echo poison; echo fine >&2; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done; echo after")
     learner.start()
+    await until(learner.intake.text)
+    (learner.folder / "job" / "end").touch()
     await learner.ended()
     assert learner.intake.text("stderr") == ["fine"]
     assert learner.intake.text()[-1] == "after"
@@ -264,7 +272,7 @@ async def test_checkpoints_of_an_attempt_are_restored_in_the_next(
     learner.start()
     await learner.ended()
     assert learner.checkpoint() == {"s/1": b"one\n"}
-    (record,) = learner.snapshots()
+    *_, record = learner.snapshots()
     assert (record.final, record.complete, record.files, record.size) == (True, True, 1, 4)
     assert learner.intake.last is not None
     assert learner.intake.last.checkpoint is not None

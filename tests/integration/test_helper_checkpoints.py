@@ -36,6 +36,10 @@ JOB = "j0"
 QUICK = {"WEFT_CHECKPOINT_QUIET_S": "0.1", "WEFT_CHECKPOINT_EVERY_S": "0.1"}
 SAVE = "echo $n > $CHECKPOINT_DIR/new.tmp; mv $CHECKPOINT_DIR/new.tmp $CHECKPOINT_DIR/step-$n"
 """Saves the checkpoint ``step-$n`` whole or not at all."""
+ROTATE = SAVE.replace(";", "; rm -f $CHECKPOINT_DIR/step-$((n-1));")
+"""The same, without the one before. That is removed first: the helper may see the folder in between, and must find
+nothing to store there that the test does not expect.
+"""
 AWAIT = "until test -e $JOB_STATE_DIR/next; do read -t 0.05 _ <> $HOME/never; done; rm $JOB_STATE_DIR/next"
 """Waits until the test lets the training go on."""
 PREPARE = "mkfifo $HOME/never"
@@ -47,6 +51,10 @@ class Training(Learner):
     def __init__(self, intake: Intake, environment: dict[str, str]) -> None:
         super().__init__(job=JOB, metrics=intake.address, environment=QUICK | environment)
         self.intake = intake
+
+    def store_after(self, quiet_s: float) -> None:
+        """An entry counts as saved once nothing of it has changed for so long."""
+        self._environment = {**self._environment, "WEFT_CHECKPOINT_QUIET_S": str(quiet_s)}
 
     def train(self, *steps: str, attempt: int = 1, keep: int = 3) -> None:
         """Starts ``n=1; step; wait; n=2; step; wait; ...``."""
@@ -168,8 +176,7 @@ async def test_unchanged_files_are_sent_once(learner: Training) -> None:
 
 
 async def test_only_the_newest_snapshots_are_kept(learner: Training) -> None:
-    rotate = f"{SAVE}; rm -f $CHECKPOINT_DIR/step-$((n-1))"
-    learner.train(rotate, rotate, rotate, rotate, keep=2)
+    learner.train(ROTATE, ROTATE, ROTATE, ROTATE, keep=2)
     for number in range(1, 5):
         await learner.until_restorable(f"step-{number}")
         learner.go_on()
@@ -185,6 +192,7 @@ async def test_only_the_newest_snapshots_are_kept(learner: Training) -> None:
 
 
 async def test_half_written_checkpoint_is_never_restored(learner: Training) -> None:
+    learner.store_after(5)  # so long the writing of a busy machine may pause, and is not over
     half = "(while test ! -e $JOB_STATE_DIR/next; do echo x >> $CHECKPOINT_DIR/step-2; done)"
     learner.train(SAVE, f"{half}; rm $JOB_STATE_DIR/next; echo noise > $CHECKPOINT_DIR/other; {AWAIT}")
     await learner.until_restorable("step-1")
@@ -361,8 +369,7 @@ async def test_killed_helper_is_followed_by_one_that_stores_the_next_checkpoints
         failpoints.arm(when, "kill", f"helper.objects.{call}")
         learner = Training(intake, failpoints.environment)
         try:
-            rotate = f"{SAVE}; rm -f $CHECKPOINT_DIR/step-$((n-1))"
-            learner.train(rotate, rotate, rotate, keep=1)
+            learner.train(ROTATE, ROTATE, ROTATE, keep=1)
             await learner.until_restorable("step-1")
             learner.go_on()
             await until(learner.is_killed)

@@ -68,11 +68,13 @@ async def test_learner_in_a_pod_gets_its_code_trains_and_its_results_are_stored(
     pod.start()
     assert await pod.until_entry_ended() == 0, pod.log
     assert await pod.end_helper() == 0
-    assert intake.phases[-2:] == ["STORING", "STORED"]
+    assert intake.phases[-1] == "STORED"
     assert intake.text() == ["training"]
     assert b"RESULT_DIR" in await _object(intake, f"results/{LEARNER}/model")
     assert await _object(intake, "logs/learner-1/training-log.txt") == b"training\n"
     assert intake.last is not None
+    # A report carries the whole state: on a busy machine a short phase may pass between two reports.
+    assert list(intake.last.times)[-2:] == ["STORING", "STORED"]
     assert intake.last.exit is not None
     assert intake.last.exit.code == 0
 

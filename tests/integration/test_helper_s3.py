@@ -102,7 +102,8 @@ async def test_checkpoints_are_restored_in_the_next_attempt_unless_damaged(learn
 async def test_checkpoints_are_stored_during_training_and_superseded_ones_removed(learner: HelperTest) -> None:
     learner.store_quickly()
     wait = "until [ -e $JOB_STATE_DIR/end ]; do sleep 0.05; done"
-    learner.reserve(f"echo 1 > $CHECKPOINT_DIR/s; {wait}; echo 2 > $CHECKPOINT_DIR/s", checkpoint_keep=1)
+    first, second = (f"echo {n} > $CHECKPOINT_DIR/s.tmp; mv $CHECKPOINT_DIR/s.tmp $CHECKPOINT_DIR/s" for n in (1, 2))
+    learner.reserve(f"{first}; {wait}; {second}", checkpoint_keep=1)
     learner.start()
     await until(lambda: learner.intake.last and learner.intake.last.checkpoint)
     assert learner.checkpoint() == {"s": b"1\n"}
@@ -111,7 +112,8 @@ async def test_checkpoints_are_stored_during_training_and_superseded_ones_remove
     assert learner.checkpoint() == {"s": b"2\n"}
     assert [record.final for record in learner.snapshots()] == [True]
     removed = {request.key.rpartition("/")[2] for request in learner.signed("delete")}
-    assert removed == {"1.json", hashlib.sha256(b"1\n").hexdigest()}
+    # On a busy machine the second one may be stored before the learner's end is seen, and once more at the end.
+    assert removed - {"2.json"} == {"1.json", hashlib.sha256(b"1\n").hexdigest()}
     assert not removed & {key.rpartition("/")[2] for key in learner.objects("checkpoints")}
 
 
@@ -194,7 +196,7 @@ async def test_everything_is_stored_while_the_helper_is_killed_repeatedly(learne
 
 async def test_unavailable_store_is_reported_after_store_timeout(learner: HelperTest) -> None:
     command = "echo x > $RESULT_DIR/x; echo started; until [ -e $JOB_STATE_DIR/go-on ]; do sleep 0.05; done; exit 3"
-    learner.reserve(command, store_timeout=1_500)
+    learner.reserve(command, store_timeout=5_000)
     learner.start()
     await until(lambda: learner.intake.text() == ["started"])
     learner.s3.kill()
@@ -202,7 +204,7 @@ async def test_unavailable_store_is_reported_after_store_timeout(learner: Helper
     last = await learner.ended()
     assert last.exit
     assert (last.phase, last.exit.code, last.reason) == ("STORED", 3, "")
-    assert "store_timeout (1 s)" in last.message
+    assert "store_timeout (5 s)" in last.message
     assert "the object store" in last.message
     assert "does not answer" in last.message
 
@@ -255,7 +257,7 @@ async def crowded(full_s3: S3) -> AsyncGenerator[HelperTest]:
 
 
 async def test_full_store_is_reported_and_small_files_are_stored(crowded: HelperTest) -> None:
-    last = await crowded.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z", store_timeout=6_000)
+    last = await crowded.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z", store_timeout=12_000)
     assert last.message.startswith("NoSpace: one file could not be stored, the first is results/worker-0/large")
     assert crowded.signed("abort"), "the parts that were sent are removed"
     assert any(request.key.endswith("results/worker-0/z") for request in crowded.signed("put"))

@@ -8,7 +8,7 @@ import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.plan import AttemptPlan
-from tests.testbed.gangs import await_exit, learner, start, stop, teardown
+from tests.testbed.gangs import await_exit, await_state, start, stop, teardown
 from tests.testbed.isolations import VARIANTS, Variant
 from tests.testbed.node import NodeProcess, plan
 from tests.waiting import until
@@ -50,7 +50,7 @@ async def test_a_learner_that_writes_too_much_is_ended_with_the_reason(
     end = await await_exit(cluster, hog)
     assert (end.signal, end.stop_cause) == (9, "")
     assert end.disk_exceeded.startswith(why)
-    assert (await learner(cluster, neighbour)).state == "running"
+    await await_state(cluster, neighbour, "running")
     for gang in (hog, neighbour):
         await teardown(cluster, gang)
 
@@ -69,7 +69,7 @@ async def test_largest_learner_of_a_tenant_beyond_its_bound_is_ended_and_other_t
     assert end.disk_exceeded.startswith("the learners of its tenant on this machine wrote more than 0.0224 GiB")
     assert end.disk_exceeded.endswith("(WEFT_NODE_TENANT_DISK)")
     for gang in (*others, small):
-        assert (await learner(cluster, gang)).state == "running"
+        await await_state(cluster, gang, "running")
     for gang in (*others, small, large):
         await teardown(cluster, gang)
 

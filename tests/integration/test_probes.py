@@ -44,4 +44,4 @@ async def test_the_api_gets_requests_and_answers_clear_errors_while_its_objects_
         refused = await client.post("/v1/jobs", files=files, headers={"Authorization": f"Bearer {key}"})
         assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
         (tmp_path / "away").rename(tmp_path / "objects")
-        assert ask(api, "/readyz").status == 200
+        await until(lambda: ask(api, "/readyz").status == 200)

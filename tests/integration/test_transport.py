@@ -132,7 +132,7 @@ def test_requests_sent_while_the_api_is_away_are_answered_by_the_next_api(weft_u
             assert checked.result() == health_pb2.HealthCheckResponse.SERVING
     finally:
         send_signal(supervisor, signal.SIGCONT)
-    assert weft_up.again("api", killed)
+    eventually(lambda: weft_up.again("api", killed))  # it may answer before the supervisor has recorded it
 
 
 def health(port: int) -> int:

@@ -148,13 +148,14 @@ def test_purge_refuses_a_folder_that_is_not_wefts(folder: Path) -> None:
 
 # The shell prints "Terminated" on stderr if the signal meets a running `sleep`.
 COUNTING = (
-    'exec 2>&-; n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); echo "from $n"; trap "exit 143" TERM;'
-    ' echo $((n + 7)) > "$CHECKPOINT_DIR/n"; while [ ! -e "$RESULT_DIR/../stop" ] && [ "$n" = 0 ]; do sleep 0.05; done'
+    'exec 2>&-; n=$(cat "$CHECKPOINT_DIR/n" 2>/dev/null || echo 0); trap "exit 143" TERM;'
+    ' echo $((n + 7)) > "$CHECKPOINT_DIR/n"; echo "from $n";'
+    ' while [ ! -e "$RESULT_DIR/../stop" ] && [ "$n" = 0 ]; do sleep 0.05; done'
 )
 
 
 def submitted(running: Platform, command: str = COUNTING) -> Job:
-    """A job that has printed its first line."""
+    """A job that has printed its first line: ``COUNTING`` has saved its checkpoint before."""
     with Client(running.url, running.key) as client:
         job = client.jobs.submit({"name": "j", "command": command, "resources": {"cpus": 1, "memory": "64MiB"}})
         eventually(lambda: list(job.logs()))

@@ -21,6 +21,7 @@ from services.core.domain.errors import ResourceExhausted
 from services.core.domain.job import Job
 from services.core.use_cases.code_removal import code_key
 from tests.documents import a_job
+from tests.waiting import HANG_S
 
 MIB = 2**20
 
@@ -90,7 +91,7 @@ async def test_a_hundred_comparisons_of_large_code_at_once_do_not_fill_the_memor
 
 
 async def test_one_tenant_that_compares_many_jobs_keeps_no_other_waiting(differences: CodeDifferences) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         async with differences.turn("acme"):
             second = asyncio.create_task(enter(differences, "acme"))
             await asyncio.sleep(0)
@@ -105,7 +106,7 @@ async def test_comparisons_of_all_tenants_at_a_time_are_bounded(differences: Cod
             waiting = asyncio.create_task(enter(differences, "e"))
             await asyncio.sleep(0.01)
             assert not waiting.done()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, HANG_S)
 
 
 async def enter(differences: CodeDifferences, tenant: str) -> None:

@@ -68,7 +68,7 @@ async def test_command_that_the_kubelet_has_ended_is_not_reported_before_the_kub
     """Otherwise an evicted learner would count as one that ended by a signal."""
     learner = PodLearner(folder, None)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        record(folder, signal=number)
+        record(folder, signal=number, age_s=1 - KUBELET_S)  # it is held back for some seconds from now on
         assert learner.exit(RUN) is None
         record(folder, signal=number, age_s=KUBELET_S + 1)
         assert learner.exit(RUN) is not None
@@ -88,7 +88,7 @@ async def test_code_by_which_a_command_answers_the_kubelet_is_not_reported_befor
     try:
         (folder.root / "runs/1" / pod_layout.ENDING_FILE).touch()
         for code in (0, 1, 143):
-            record(folder, code=code)
+            record(folder, code=code, age_s=1 - KUBELET_S)
             assert learner.exit(RUN) is None
             record(folder, code=code, age_s=KUBELET_S + 1)
             assert learner.exit(RUN) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from services.node.frozen_count import FrozenCount
 from services.node.learner import Learner
 from services.node.processes import processes_below
 from tests.unit.test_node_files import learner as reserved  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from tests.waiting import HANG_S
+from tests.waiting import eventually
 
 PARENT = (
     "import subprocess; subprocess.Popen(['/bin/sleep', '1000'], start_new_session=True); print(flush=True); input()"
@@ -52,15 +51,12 @@ def test_learners_are_frozen_while_they_are_counted_and_run_afterwards(running: 
     with FrozenCount(tmp_path).of([running]) as counted:
         assert [(learner.name, is_frozen) for learner, _, is_frozen in counted] == [("worker-0", True)]
         assert states(running) == {"T"}
-    assert states(running) == {"S"}
+    eventually(lambda: states(running) == {"S"})  # before, it waits for a processor
 
 
 def test_learners_run_again_although_the_count_takes_long(running: Learner, tmp_path: Path) -> None:
     with FrozenCount(tmp_path, frozen_s=0.05).of([running]):
-        deadline = time.monotonic() + HANG_S
-        while states(running) != {"S"}:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: states(running) == {"S"})
 
 
 def test_a_learner_that_holds_too_many_files_to_count_is_not_taken_for_counted(

@@ -20,6 +20,7 @@ from services.node import shim
 from services.node.learner import Learner, read_learner
 from services.node.learner_disk import end_with_reason, is_running
 from services.node.processes import processes_below, send_to_all
+from tests.testbed.signals import pause
 from tests.unit.test_node_files import learner as reserved  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from tests.waiting import HANG_S
 
@@ -96,7 +97,7 @@ def test_a_learner_ends_with_the_reason_although_the_agent_died_before_it_sent_t
 def test_a_kill_that_had_no_effect_is_repeated_at_each_look_until_the_learner_has_ended(running: Learner) -> None:
     identity = running.shim
     assert identity is not None
-    os.kill(identity.pid, signal.SIGSTOP)  # it does nothing about the mark, as one of an older version
+    pause(identity.pid)  # it does nothing about the mark, as one of an older version
     write_json(running.folder / DISK_FILE, REASON)
     assert is_running(running)
     assert not end_with_reason(running, REASON)

@@ -18,6 +18,7 @@ import pytest
 import services.core.adapters.kubernetes
 from services.core.runtime import pod_layout as layout
 from services.core.runtime.learner_folder import LearnerFolder, StopMark
+from services.core.runtime.processes import identify
 from services.helper.usage import PodUsage
 from tests.waiting import eventually
 
@@ -228,7 +229,7 @@ def test_process_left_behind_by_the_command_is_killed_at_its_end(entry: Entry) -
     entry.go()
     entry.exit()
     left = int(entry.text("job/model-code/left"))
-    eventually(lambda: not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text().split()[2])
+    eventually(lambda: identify(left) is None)
 
 
 def test_learner_stopped_before_go_never_starts(entry: Entry) -> None:
