@@ -260,6 +260,7 @@ def test_enter_presses_the_focused_button_and_link_of_the_list(open_visit: Open,
         page.keyboard.press(key)
     page.get_by_role("button", name="Delete").press("Enter")
     page.get_by_role("alertdialog").get_by_role("button", name="Cancel").press("Enter")
+    expect(page.get_by_role("button", name="Delete")).to_be_focused()  # given back by the dialog, which has gone
     page.get_by_role("button", name="Submitted").press("Enter")
     expect(page.get_by_role("columnheader", name="Submitted")).to_have_attribute("aria-sort", "ascending")
     page.locator(".tr.data").nth(1).get_by_role("link").press("Enter")
@@ -396,9 +397,13 @@ def test_a_job_is_submitted_from_yaml_after_its_wrong_field_was_marked(open_visi
 def test_addresses_restore_screens_also_by_back_and_reload(open_visit: Open, finished: dict[str, str]) -> None:
     page = open_visit().open("/ui/jobs?q=name%3Dgood")
     page.locator(".tr.data").get_by_role("link", name="good").click()
+    # Each control changes the address that the page shows, so the next one is pressed once it does.
     page.get_by_role("button", name="Time since start").click()
-    page.get_by_label("Log scale").check()
+    expect(page.get_by_role("button", name="Time since start")).to_have_attribute("aria-pressed", "true")
+    page.get_by_label("Log scale").click()
+    expect(page.get_by_label("Log scale")).to_be_checked()
     page.get_by_role("tab", name="Spec").click()
+    expect(page.get_by_role("tab", name="Spec")).to_have_attribute("data-state", "active")
     page.reload()
     expect(page.get_by_role("tab", name="Spec")).to_have_attribute("data-state", "active")
     page.go_back()
