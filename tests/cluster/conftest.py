@@ -23,6 +23,7 @@ from tests.testbed.kubernetes.control_plane import CONTEXT
 from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.kubectl import Kubectl
 from tests.testbed.kubernetes.options import OPTIONS
+from tests.waiting import eventually
 
 _GIVEN = os.environ.get("WEFT_TEST_KUBECONFIG", "")
 _TEST_BED_ONLY = (
@@ -90,4 +91,11 @@ def kubectl(access: Access) -> Iterator[Kubectl]:
     with ExitStack() as stack:
         access.kubectl.create(namespace)
         stack.callback(access.kubectl, "delete", "namespace", name, "--wait=false")
-        yield replace(access.kubectl, namespace=name)
+        inside = replace(access.kubectl, namespace=name)
+        eventually(lambda: _has_account(inside))  # without it the API server refuses pods
+        yield inside
+
+
+def _has_account(kubectl: Kubectl) -> bool:
+    """Whether the namespace has its service account, which a controller makes after the namespace."""
+    return "default" in [account["metadata"]["name"] for account in kubectl.list("serviceaccounts")]

@@ -189,7 +189,7 @@ async def test_users_text_reaches_the_command_unchanged(
     gang = small_plan(['printf "%s\\n" "$MINE"'], env={"MINE": text})
     await start(cluster, gang)
     await await_all(cluster, gang, "exited")
-    assert await output(stand_in, api, gang, f"{text}\n")()
+    await until(output(stand_in, api, gang, f"{text}\n"))
     await teardown(cluster, gang)
 
 

@@ -128,7 +128,7 @@ async def evicted_by_api(scene: Scene, gang: AttemptPlan) -> None:
 
 async def deleted_by_somebody(scene: Scene, gang: AttemptPlan) -> None:
     pod = names.pod_name(gang, gang.learners[0])
-    await asyncio.to_thread(scene.kubectl, "delete", "pod", pod, "--grace-period=10", "--wait=false")
+    await asyncio.to_thread(scene.kubectl, "delete", "pod", pod, "--grace-period=20", "--wait=false")
 
 
 async def deleted_by_force(scene: Scene, gang: AttemptPlan) -> None:
@@ -318,7 +318,7 @@ CASES: Final[dict[str, Case]] = {
         ("Eviction API", "tell the operator"),
         "EvictionByEvictionAPI",
         STUBBORN,
-        grace=10_000,
+        grace=20_000,
         then=evicted_by_api,
     ),
     "preemption": Case(
@@ -326,7 +326,7 @@ CASES: Final[dict[str, Case]] = {
         ("preempt", "it is tried again"),
         "PreemptionByScheduler",
         STUBBORN,
-        grace=10_000,
+        grace=20_000,
         fields={"gpus": 1},
         options=NO_GANG,
         objects=a_priority,
@@ -343,7 +343,7 @@ CASES: Final[dict[str, Case]] = {
         ("somebody has deleted the pod", "it is tried again"),
         "gone",
         STUBBORN,
-        grace=10_000,
+        grace=20_000,
         then=deleted_by_somebody,
     ),
     "deletion by force": Case("LearnerLost", ("disappeared",), "gone", then=deleted_by_force),

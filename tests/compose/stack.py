@@ -16,6 +16,7 @@ from tests.compose.stores import build_stores
 from tests.testbed.docker.engine import Engine, Say, engine
 from tests.testbed.go import go_build
 from tests.testbed.kubernetes import forwarder
+from tests.waiting import eventually
 from weft import Client
 
 ROOT: Final = Path(__file__).parents[2]
@@ -61,9 +62,12 @@ class Stack:
         name = self.compose("ps", "--all", "--quiet", service).strip()
         return dict(json.loads(self.engine.docker("container", "inspect", name))[0])
 
-    def kill(self, service: str) -> None:
-        """Kills the first process of the container, as a crash does: the engine starts it again."""
-        self.engine.machine.call("kill", "-KILL", str(self.container(service)["State"]["Pid"]))
+    def kill(self, service: str) -> int:
+        """Kills the first process of the container, as a crash does: the engine starts it again. Returns its pid."""
+        # While the engine starts it anew for another reason, it has none.
+        pid = int(eventually(lambda: self.container(service)["State"]["Pid"]))
+        self.engine.machine.call("kill", "-KILL", str(pid))
+        return pid
 
     def remove(self) -> None:
         """Removes containers, networks and volumes."""

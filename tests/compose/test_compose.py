@@ -49,9 +49,8 @@ def _healthy(stack: Stack, service: str) -> bool:
 
 def _kill(stack: Stack, service: str) -> None:
     """Returns when the engine has started the container again."""
-    before = stack.container(service)["State"]["Pid"]
-    stack.kill(service)
-    eventually(lambda: stack.container(service)["State"]["Pid"] not in {0, before})
+    killed = stack.kill(service)
+    eventually(lambda: stack.container(service)["State"]["Pid"] not in {0, killed})
 
 
 def test_up_from_nothing_then_login_and_train_with_two_learners(installed: Stack, tmp_path: Path) -> None:
@@ -268,7 +267,7 @@ def test_prometheus_reads_every_service_and_answers_no_learner(installed: Stack)
     installed.compose("--profile=monitoring", "up", "--wait", "prometheus")
     everything = {f"{service}:7001": 1.0 for service in SERVICES}
     eventually(lambda: _query(installed, 'up{job="weft"}') == everything)
-    assert set(_query(installed, "weft_lcm_jobs_holding")) == {"lcm:7001"}
+    eventually(lambda: set(_query(installed, "weft_lcm_jobs_holding")) == {"lcm:7001"})
     with installed.client() as client:
         job = _submit(client, f"python3 - <<'END'\n{_READ_PROMETHEUS}\nEND")
         assert job.wait(300).status == "COMPLETED", job.message
@@ -302,5 +301,5 @@ def test_the_image_names_its_revision_and_has_no_compiler_and_no_pip(installed: 
 def test_the_engine_leaves_the_network_of_this_machine_alone(
     installed: Stack, machine_before: Mapping[str, object]
 ) -> None:
-    assert _healthy(installed, "api")
+    eventually(lambda: _healthy(installed, "api"))  # a probe of a busy machine may be late
     assert traces.host() == machine_before

@@ -21,6 +21,7 @@ from tests.helm.crds import definitions
 from tests.helm.installation import CHART, RELEASE, Helm, HelmError, Installation
 from tests.helm.rendering import MATRIX, PRODUCTION, Object, containers, document_of, guardian_template, pods, rendered
 from tests.testbed.kubernetes.kubectl import KubectlError
+from tests.waiting import eventually
 
 SERVICES = ("api", "lcm", "guardian", "metrics", "worker")
 
@@ -530,6 +531,10 @@ def test_the_api_server_accepts_every_combination_strictly(
     for path in definitions():
         kubectl("apply", "--server-side", f"--filename={path}")
     kubectl("wait", "--for=condition=Established", "--timeout=120s", "customresourcedefinitions", "--all")
+    listed = kubectl("get", "customresourcedefinitions", "--output=name").split()
+    kinds = {name.partition("/")[2] for name in listed}
+    # kubectl finds a kind once the API server lists it, which is a moment after it is established.
+    eventually(lambda: kinds <= set(kubectl("api-resources", "--output=name").split()))
     # Pods of a class that does not exist are refused, and `helm test` has a pod.
     kubectl.create(
         {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 1000}

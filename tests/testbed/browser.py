@@ -13,7 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, StorageState, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Page,
+    StorageState,
+    expect,
+    sync_playwright,
+)
 
 from tests.testbed.built import need_debian
 from tests.waiting import HANG_S
@@ -119,5 +128,6 @@ def sign_in(opened: Visit, key: str) -> StorageState:
     page = opened.open("/")
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("navigation").wait_for()
+    # The first screen sets it when it is drawn and hears keys, which may be a moment after the navigation is seen.
+    expect(page).to_have_title("Jobs · Weft", timeout=HANG_S * 1000)
     return opened.context.storage_state()

@@ -210,8 +210,11 @@ async def test_cached_observations_and_listings_show_reported_changes_and_own_on
         async def shows_the_end() -> bool:
             return {learner.state for learner in (await cached()).learners} == {"exited", "running"}
 
+        async def agrees() -> bool:
+            return await cached() == await cluster.observe(gang.job)
+
         await until(shows_the_end)
-        assert await cached() == await cluster.observe(gang.job)
+        await until(agrees)  # the learners may change between the two observations
         await stop(cluster, gang)
 
         async def shows_the_stop() -> bool:

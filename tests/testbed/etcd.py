@@ -39,7 +39,7 @@ async def wait_ready(address: Address | str, process: subprocess.Popen[bytes]) -
         return True
 
     try:
-        await until(answers, timeout=20)
+        await until(answers)
     finally:
         await store.close()
 

@@ -21,7 +21,7 @@ from services.core.runtime.processes import ProcessIdentity, read_live_process, 
 from services.local.commands import PLATFORM
 from services.local.layout import FOR_USERS, INNER, SUPERVISOR, with_certificate
 from tests.testbed.server import free_port, own_numbers
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, eventually
 from weft import Client, WeftError
 
 RUNNING: Final[list[Platform]] = []
@@ -85,7 +85,9 @@ class Platform:
 
     def kill(self, service: str) -> ProcessIdentity:
         """kill -9, by its own pid; returns when it is gone. The supervisor starts it again."""
-        process = self.process(service)
+        # It may just be restarted: some end by themselves when what they need was killed before.
+        process = eventually(lambda: self.running(service))
+        assert process is not None
         assert send_signal(process, signal.SIGKILL)
         assert wait_gone(process, HANG_S)
         return process

@@ -19,6 +19,7 @@ from tests.testbed.kubernetes.certificates import write_certificates
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.machine import Machine, wait_alive
 from tests.testbed.kubernetes.processes import Process
+from tests.waiting import HANG_S
 
 NAME: Final = "control-plane"
 CONTEXT: Final = "weft-testbed"
@@ -257,7 +258,7 @@ class ControlPlane:
         token = settings["users"][0]["user"]["token"]
         context = ssl.create_default_context(cafile=str(folder / "keys" / "ca.crt"))
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - https
-        with urllib.request.urlopen(request, context=context, timeout=10) as answer:  # noqa: S310 - https
+        with urllib.request.urlopen(request, context=context, timeout=HANG_S) as answer:  # noqa: S310 - https
             content: bytes = answer.read()
         return content
 

@@ -24,7 +24,7 @@ const MOST_COLUMNS = 50;
 
 export function CompareScreen() {
   const search = useSearch({ from: "/compare" });
-  const navigate = useNavigate();
+  const navigate = useNavigate({ from: "/compare" });
   const chosen = useMemo(() => [...new Set((search.jobs ?? "").split(",").filter(Boolean))].slice(0, MOST_JOBS), [search.jobs]);
   // Of a filter, e.g. a group of jobs, the newest are shown; its statistics are of all.
   const filter = chosen.length === 0 ? search.q : undefined;
@@ -33,7 +33,7 @@ export function CompareScreen() {
   useEffect(() => {
     document.title = "Compare · Weft";
   }, []);
-  const patch = (next: Partial<typeof search>, replace = true): void => void navigate({ to: "/compare", search: { ...search, ...next }, replace });
+  const patch = (next: Partial<typeof search>, replace = true): void => void navigate({ to: "/compare", search: (now) => ({ ...now, ...next }), replace });
 
   const jobs = useQueries({ queries: chosen.map((id) => ({ ...jobQuery(id), staleTime: 10_000 })) });
   const loaded = filter === undefined ? jobs.flatMap((job) => (job.data ? [job.data as Job] : [])) : ((listed.data?.jobs ?? []) as Job[]);

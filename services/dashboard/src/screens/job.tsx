@@ -39,7 +39,7 @@ export function JobScreen() {
 
 function JobPage({ id }: { id: string }) {
   const search = useSearch({ from: "/jobs/$id" });
-  const navigate = useNavigate();
+  const navigate = useNavigate({ from: "/jobs/$id" });
   const act = useActions();
   const tab = TABS.some(([name]) => name === search.tab) ? (search.tab ?? "curves") : "curves";
 
@@ -54,7 +54,9 @@ function JobPage({ id }: { id: string }) {
   useEffect(() => {
     document.title = job ? `${job.name} · ${job.status.toLowerCase()} · Weft` : "Job · Weft";
   }, [job]);
-  const patch = (next: Partial<typeof search>, replace = true): void => void navigate({ to: "/jobs/$id", params: { id }, search: { ...search, ...next }, replace });
+  // Changes the address as it is now: what is drawn may be older, when two controls are pressed one after the other.
+  const patch = (next: Partial<typeof search>, replace = true): void =>
+    void navigate({ to: "/jobs/$id", params: { id }, search: (now) => ({ ...now, ...next }), replace });
   const goTo = (name: string): void => {
     if (name !== "logs") setLogAfter(null);
     patch({ tab: name === "curves" ? undefined : name }, false);

@@ -43,7 +43,7 @@ const sortingOf = (text: string | undefined): SortingState => {
 
 export function JobsScreen() {
   const search = useSearch({ from: "/jobs" });
-  const navigate = useNavigate();
+  const navigate = useNavigate({ from: "/jobs" });
   const queries = useQueryClient();
   const signedIn = useStore(session);
   const user = signedIn?.user ?? "";
@@ -103,7 +103,7 @@ export function JobsScreen() {
   const rows = table.getRowModel().rows;
 
   const patch = (next: Partial<typeof search>, replace = false): void =>
-    void navigate({ to: "/jobs", search: { ...search, ...next }, replace });
+    void navigate({ to: "/jobs", search: (now) => ({ ...now, ...next }), replace });
   const sortBy = (id: string): void => {
     const now = sorting[0];
     const next = now?.id !== id ? `${id}.asc` : now.desc ? undefined : `${id}.desc`;
