@@ -30,7 +30,6 @@ from tests.testbed.kubernetes.claims import claimed
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
 from tests.testbed.kubernetes.doorway import doorway
-from tests.testbed.kubernetes.empty_registry import empty_registry
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.jobs_in_pods import (
@@ -48,6 +47,7 @@ from tests.testbed.kubernetes.jobs_in_pods import (
 )
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.platform_in_pods import KINDS, load_helper_image, objects_left, platform_in_pods
+from tests.testbed.kubernetes.registries import empty_registry
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
 from tests.testbed.s3 import REGION, S3
