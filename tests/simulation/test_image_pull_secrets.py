@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from services.core.domain.status import Status
 from services.core.use_cases.jobs import history
 from tests.simulation.api_server import Document
 from tests.simulation.checker import Declared
+from tests.simulation.network import Connection
 from tests.simulation.pod_platform import PodPlatform
 from tests.simulation.virtual_time import run
 from tests.testbed.helpers_in_memory import Fate
@@ -154,3 +156,57 @@ def test_guardian_that_takes_over_needs_no_api_where_the_secret_was_made(tmp_pat
         await made.end(job_id, Status.COMPLETED)
 
     on_a_bench(tmp_path, check)
+
+
+class Crash:
+    """Kills a Guardian's process at its n-th request to the cluster or the api, before or after its effect."""
+
+    def __init__(self, connection: Connection, number: int, when: str) -> None:
+        self.happened = asyncio.Event()
+        self.number = number
+        """0: at none."""
+        self._connection, self._when = connection, when
+        self._execute = connection._execute
+        self._count = 0
+
+    async def execute(self, name: str, method: Any, args: Any, kwargs: Any) -> Any:
+        counts = name.partition(".")[0] in {"api", "cluster"} and name != "cluster.watch"
+        self._count += counts
+        dies = counts and self._count == self.number
+        if not dies:
+            return await self._execute(name, method, args, kwargs)
+        if self._when == "after":
+            await self._execute(name, method, args, kwargs)
+        self._connection.dead.set()
+        self.happened.set()
+        raise asyncio.CancelledError
+
+
+async def ends_as_without_a_crash(home: Path, number: int, when: str) -> bool:
+    """Whether the n-th request was reached before the job was at work."""
+    async with bench(home) as made:
+        crash = Crash(made.platform.connection_of(GUARDIAN), number, when)
+        vars(made.platform.connection_of(GUARDIAN))["_execute"] = crash.execute
+        job_id = await made.submit()
+        working = asyncio.create_task(made.platform.reached(job_id, Status.PROCESSING))
+        happening = asyncio.create_task(crash.happened.wait())
+        await asyncio.wait({working, happening}, return_when=asyncio.FIRST_COMPLETED)
+        happened = crash.happened.is_set()
+        if happened:
+            await made.platform.kill(made.platform.alive[GUARDIAN])
+            await made.platform.launch("guardian", "two")
+        crash.number = 0
+        happening.cancel()
+        await working
+        job = await made.end(job_id, Status.COMPLETED)
+        assert job.attempt.number == 1
+        return happened
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_guardian_may_crash_at_each_request_while_it_provisions(tmp_path: Path, when: str) -> None:
+    number = 1
+    while run(ends_as_without_a_crash(tmp_path / str(number), number, when)):
+        number += 1
+    assert number > 8
