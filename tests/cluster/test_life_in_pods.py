@@ -424,8 +424,8 @@ def test_image_of_a_private_registry_is_pulled_with_the_secret_of_the_tenant_as_
         stack.callback(testbed_cluster.set_gpus, other.name, 4)
         testbed_cluster.set_gpus(other.name, 0)
         registry = stack.enter_context(private_registry(node.machine.pid, archive, **right))
-        private = {"image": f"{registry}/team/train:1", "image_pull_secret": "registry"}
-        wanted = spec("echo ran", resources={**SMALL, "gpus": 1}, retries={"backoff": "1s"}, **private)
+        fields = {"image": f"{registry}/train:1", "image_pull_secret": "registry", "resources": {**SMALL, "gpus": 1}}
+        wanted = spec("echo ran", retries={"backoff": "1s"}, **fields)
         with pytest.raises(InvalidSpec, match="has no secret 'registry'; set it: `weft secret set registry"):
             client.jobs.submit(wanted)
         client.secrets.set("registry", {**right, "password": "canary-that-is-wrong"})
@@ -433,12 +433,11 @@ def test_image_of_a_private_registry_is_pulled_with_the_secret_of_the_tenant_as_
         job = client.jobs.submit(wanted)
         undone = await_event(testbed_cluster, job, lambda event: event.to == "QUEUED" and event.attempt > 0)
         client.secrets.set("registry", right)
-        assert undone.reason == "ImagePullFailed", history(job)
-        assert "the secret 'registry' of image_pull_secret" in undone.message, history(job)
-        assert job.wait(HANG_S).status == "COMPLETED", history(job)
-        assert lines(job) == ["ran"]
-        files = [path for path in weft_up.home.root.rglob("*") if path.is_file()]  # logs, stores, etcd
-        assert [path for path in files if b"canary-" in path.read_bytes()] == []
+        names_it = "the secret 'registry' of image_pull_secret" in undone.message
+        assert (undone.reason, names_it) == ("ImagePullFailed", True), history(job)
+        assert (job.wait(HANG_S).status, lines(job)) == ("COMPLETED", ["ran"]), history(job)
+        files = (path for path in weft_up.home.root.rglob("*") if path.is_file())  # logs, stores, etcd
+        assert not any(b"canary-" in path.read_bytes() for path in files)
         eventually(lambda: [name for name in objects_left(testbed_cluster) if job.id in name] == [])
 
 
