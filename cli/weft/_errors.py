@@ -2,7 +2,7 @@
 
     WeftError
     ├── InvalidRequest            the request is wrong, and says where (`errors`)
-    │   ├── InvalidSpec · InvalidArchive · IdempotencyMismatch · AdmissionDenied
+    │   ├── InvalidSpec · InvalidArchive · IdempotencyMismatch · AdmissionDenied · SecretInvalid
     ├── Unauthenticated · PermissionDenied
     ├── NotFound
     ├── Conflict                  the state of the thing forbids it now
@@ -10,6 +10,7 @@
     ├── ResourceExhausted         quota, rate or size
     │   ├── TooLarge · NoSpace · QuotaExceeded
     ├── Unavailable               try again
+    │   ├── SecretsUnavailable
     │   └── ConnectionFailed      no answer at all
     ├── Internal                  the platform's fault
     └── NotFinished               `wait` ran out of time
@@ -101,6 +102,10 @@ class AdmissionDenied(InvalidRequest):
     code, exit_code = "admission-denied", 5
 
 
+class SecretInvalid(InvalidRequest):
+    code = "secret-invalid"
+
+
 class Unauthenticated(WeftError):
     code, exit_code = "unauthenticated", 3
 
@@ -159,6 +164,10 @@ class QuotaExceeded(ResourceExhausted):
 
 class Unavailable(WeftError):
     code, retryable = "unavailable", True
+
+
+class SecretsUnavailable(Unavailable):
+    code = "secrets-unavailable"
 
 
 class Internal(WeftError): ...

@@ -17,6 +17,7 @@ from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import Keys
 from services.api.platform import Platform
+from services.api.pull_secrets import PullSecrets
 from services.api.search_budget import SearchBudget
 from services.api.sessions import Sessions
 from services.api.settings import ApiSettings
@@ -34,6 +35,7 @@ class ApiServices:
     sessions: Sessions
     secrets: TenantSecrets
     data_urls: DataUrls
+    pull_secrets: PullSecrets
     jobs: Jobs
     submissions: Submissions
     uploads: Uploads

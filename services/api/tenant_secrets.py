@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import structlog
 
 from services.api.access import Principal
 from services.api.params import wrong_field
 from services.core.domain.errors import Conflict, FieldError, Internal, InvalidSpec, NotFound
+from services.core.domain.registry_credentials import HOW_TO_SET, wrong_credentials
 from services.core.domain.s3_data import NEEDED_KEYS
 from services.core.domain.spec import JobSpec
 from services.core.ports.clock import Clock
@@ -95,35 +97,17 @@ class TenantSecrets:
                 "that are not used"
             )
 
-    async def check_data_stores(self, tenant: str, spec: JobSpec) -> None:
-        """Raises InvalidSpec for data stores whose secret the tenant does not have, or that lacks keys."""
-        needed = [
-            (f"/data_stores/{index}/secret", store.secret)
-            for index, store in enumerate(spec.data_stores)
-            if store.type == "s3" and store.secret is not None
-        ]
+    async def check_spec(self, tenant: str, spec: JobSpec) -> None:
+        """Raises InvalidSpec for secrets of data stores and images that the tenant does not have, or that lack keys."""
+        needed = _needed(spec)
         if not needed:
             return
         # A spec may have thousands of stores: each secret is read once, and only if the tenant has it.
-        names = {name for _, name in needed} & set(await self._names(tenant))
+        names = {entry.secret for entry in needed} & set(await self._names(tenant))
         secrets = {name: await self._read(tenant, name) for name in names}
-        errors = [error for pointer, name in needed for error in self._wrong_secret(tenant, name, pointer, secrets)]
+        errors = [error for entry in needed if (error := entry.error(tenant, secrets)) is not None]
         if errors:
             raise InvalidSpec.of(errors)
-
-    @staticmethod
-    def _wrong_secret(
-        tenant: str, name: str, pointer: str, secrets: Mapping[str, StoredSecret | None]
-    ) -> tuple[FieldError, ...]:
-        """What keeps this secret from reading data stores of type s3. ``secrets``: by name; None for a damaged one."""
-        how = f"set it: `weft secret set {name} access_key=@FILE secret_key=@FILE`"
-        if name not in secrets:
-            return (FieldError(pointer, f"tenant {tenant} has no secret '{name}'", how),)
-        secret = secrets[name]
-        if secret is None:
-            return (FieldError(pointer, f"the secret '{name}' of tenant {tenant} is damaged", how),)
-        missing = " and ".join(key for key in NEEDED_KEYS if key not in secret.values)
-        return (FieldError(pointer, f"the secret '{name}' has no {missing}", how),) if missing else ()
 
     async def _names(self, tenant: str) -> Sequence[str]:
         prefix = stored_name(tenant, "")
@@ -135,6 +119,51 @@ class TenantSecrets:
             return await read_secret(self._store, tenant, name)
         except Internal:
             return None
+
+
+class _Needed(NamedTuple):
+    """A secret that a field of a spec names."""
+
+    pointer: str
+    secret: str
+    how_to_set: str
+    wrong: Callable[[Mapping[str, str]], str]
+    """The values of the secret -> what keeps them from being used, for people; empty: nothing."""
+
+    def error(self, tenant: str, secrets: Mapping[str, StoredSecret | None]) -> FieldError | None:
+        """What keeps the secret from being used. ``secrets``: by name; None for a damaged one."""
+        how = f"set it: {self.how_to_set}"
+        if self.secret not in secrets:
+            return FieldError(self.pointer, f"tenant {tenant} has no secret '{self.secret}'", how)
+        secret = secrets[self.secret]
+        if secret is None:
+            return FieldError(self.pointer, f"the secret '{self.secret}' of tenant {tenant} is damaged", how)
+        wrong = self.wrong(secret.values)
+        return FieldError(self.pointer, f"the secret '{self.secret}' {wrong}", how) if wrong else None
+
+
+def _needed(spec: JobSpec) -> list[_Needed]:
+    needed = [
+        _Needed(
+            f"/data_stores/{index}/secret",
+            store.secret,
+            f"`weft secret set {store.secret} access_key=@FILE secret_key=@FILE`",
+            _missing_keys,
+        )
+        for index, store in enumerate(spec.data_stores)
+        if store.type == "s3" and store.secret is not None
+    ]
+    if spec.image_pull_secret is not None and spec.image is not None:
+        name = spec.image_pull_secret
+        wrong = partial(wrong_credentials, image=spec.image)
+        needed.append(_Needed("/image_pull_secret", name, HOW_TO_SET.format(name=name), wrong))
+    return needed
+
+
+def _missing_keys(values: Mapping[str, str]) -> str:
+    """What a secret lacks for data stores of type s3."""
+    missing = " and ".join(key for key in NEEDED_KEYS if key not in values)
+    return f"has no {missing}" if missing else ""
 
 
 def _shown(name: str, sealed: StoredSecret | None) -> TenantSecret:

@@ -24,6 +24,7 @@ from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
 from services.api.keys import Keys, ensure_admin_key, move_pepper, read_pepper
 from services.api.platform import Platform
+from services.api.pull_secrets import PullSecrets
 from services.api.search_budget import SearchBudget
 from services.api.services import ApiServices
 from services.api.sessions import Sessions
@@ -137,6 +138,7 @@ async def open_services(
                 sessions=sessions,
                 secrets=TenantSecrets(secrets, clock=clock, most_of_tenant=settings.max_tenant_secrets),
                 data_urls=DataUrls(store, secrets, clock),
+                pull_secrets=PullSecrets(store, secrets),
                 jobs=Jobs(
                     store,
                     idempotency_keys,

@@ -12,9 +12,16 @@ from dataclasses import replace
 
 import structlog
 
-from services.core.domain.errors import InvalidRequest, ResourceExhausted, StaleFence, Unavailable, row
+from services.core.domain.errors import (
+    InvalidRequest,
+    ResourceExhausted,
+    SecretsUnavailable,
+    StaleFence,
+    Unavailable,
+    row,
+)
 from services.core.domain.job import Claim, Job, Verdict
-from services.core.domain.outages import is_outage
+from services.core.domain.outages import Outage, is_outage
 from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
 from services.core.domain.status_keys import attempt_key, plan_key
@@ -39,6 +46,8 @@ class Provisioning:
         self._done = 0
         """Number of steps that are done."""
         self._recorded = False
+        self._outage: SecretsUnavailable | None = None
+        """What the last call waits for."""
         self._since_s = ports.clock.boottime()
         """On the boot-time clock: the wall clocks of two machines may differ by an hour."""
 
@@ -55,6 +64,7 @@ class Provisioning:
             spec.learners,
             check_current=lambda: check_current(self._ports.jobs, job, self._claim),
         )
+        self._outage = None
         try:
             plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
             for number, step in enumerate(steps[self._done :], start=self._done):
@@ -62,6 +72,9 @@ class Provisioning:
                 await self._ports.cluster.do(step, plan)
                 await self._record_progress(job, number, step, "done")
                 self._done = number + 1
+        except SecretsUnavailable as error:
+            self._outage = error
+            raise
         except InvalidRequest as error:
             lost = self._done > 0 and self.lost(job, await self._ports.cluster.observe(job.id))
             return lost or Verdict(to=Status.FAILED, reason=_reason(error), message=str(error), time=self._now)
@@ -93,6 +106,8 @@ class Provisioning:
         is_late = waited_s > self._settings.provision_timeout_s
         if cause is not None and (is_late or cause.blocked_for_good):
             return self.roll_back(job, cause.blocked, f"learner {cause.name} could not start: {cause.blocked_message}")
+        if is_late and self._outage is not None:
+            return self.roll_back(job, Outage.SECRETS_UNAVAILABLE, self._outage.message)
         if is_late:
             return self.roll_back(job, "ProvisionTimeout", f"not all learners were provisioned within {waited_s:.0f} s")
         return None

@@ -32,8 +32,10 @@ _NOT_OF_THE_RUN: Final = (
     "schema",
     "priority",
     "placement",
+    "image_pull_secret",
 )
-"""Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields."""
+"""Fields of a plan that differ between equal runs. ``variables`` name the job and follow from the other fields.
+Credentials change nothing of what an image is."""
 _NOT_OF_THE_LEARNER: Final = ("token", "node", "variables", "run")
 
 
@@ -51,6 +53,7 @@ def render(job: Job, spec: JobSpec, *, term: int, mint: MintToken, sizes: Mappin
         distribution=spec.distribution,
         framework=_framework(spec),
         image=spec.image or "",
+        image_pull_secret=spec.image_pull_secret or "",
         priority=spec.priority,
         placement=spec.placement,
         code_digest=job.code_digest,

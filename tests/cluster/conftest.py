@@ -35,6 +35,7 @@ _TEST_BED_ONLY = (
     "test_life_in_pods.py",
     "test_lost_pods.py",
     "test_overload.py",
+    "test_private_images.py",
     "test_walls.py",
 )
 """They use images that only the test bed has, its network, or break its nodes."""

@@ -29,8 +29,8 @@ from tests.testbed.kubernetes.claims import claimed
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
 from tests.testbed.kubernetes.doorway import doorway
-from tests.testbed.kubernetes.empty_registry import empty_registry
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
+from tests.testbed.kubernetes.images import write_images
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.jobs_in_pods import (
     await_event,
@@ -48,6 +48,7 @@ from tests.testbed.kubernetes.jobs_in_pods import (
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.platform_in_pods import KINDS, load_helper_image, objects_left, platform_in_pods
 from tests.testbed.kubernetes.processes import Process
+from tests.testbed.kubernetes.registries import empty_registry, private_registry
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
 from tests.testbed.s3 import REGION, S3
@@ -411,6 +412,33 @@ def test_gang_of_which_one_learner_has_no_image_is_undone_whole_and_queued_again
         lacks.name_image(helper_image, image)
         assert job.wait(HANG_S).status == "COMPLETED", history(job)
         assert lines(job) == ["ran"] * 4
+
+
+def test_image_of_a_private_registry_is_pulled_with_the_secret_of_the_tenant_as_it_is_at_each_attempt(
+    client: Client, weft_up: Platform, testbed_cluster: Cluster, tmp_path: Path
+) -> None:
+    node, other = testbed_cluster.nodes
+    archive = next(path for path in write_images(tmp_path) if path.name == "busybox.tar")
+    right = {"username": "ada", "password": "canary-of-life"}
+    with ExitStack() as stack:
+        stack.callback(testbed_cluster.set_gpus, other.name, 4)
+        testbed_cluster.set_gpus(other.name, 0)
+        registry = stack.enter_context(private_registry(node.machine.pid, archive, **right))
+        fields = {"image": f"{registry}/train:1", "image_pull_secret": "registry", "resources": {**SMALL, "gpus": 1}}
+        wanted = spec("echo ran", retries={"backoff": "1s"}, **fields)
+        with pytest.raises(InvalidSpec, match="has no secret 'registry'; set it: `weft secret set registry"):
+            client.jobs.submit(wanted)
+        client.secrets.set("registry", {**right, "password": "canary-that-is-wrong"})
+        stack.callback(client.secrets.delete, "registry")
+        job = client.jobs.submit(wanted)
+        undone = await_event(testbed_cluster, job, lambda event: event.to == "QUEUED" and event.attempt > 0)
+        client.secrets.set("registry", right)
+        names_it = "the secret 'registry' of image_pull_secret" in undone.message
+        assert (undone.reason, names_it) == ("ImagePullFailed", True), history(job)
+        assert (job.wait(HANG_S).status, lines(job)) == ("COMPLETED", ["ran"]), history(job)
+        files = (path for path in weft_up.home.root.rglob("*") if path.is_file())  # logs, stores, etcd
+        assert not any(b"canary-" in path.read_bytes() for path in files)
+        eventually(lambda: [name for name in objects_left(testbed_cluster) if job.id in name] == [])
 
 
 def test_exit_code_of_a_learner_in_a_pod_is_the_reason_of_the_failure(client: Client) -> None:

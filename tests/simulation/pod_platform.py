@@ -7,10 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
+from services.api.pull_secrets import PullSecrets
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.errors import SecretsUnavailable, Unavailable, WeftError
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import Observation
+from services.core.use_cases.tenant_secrets import StoredSecret, encoded
 from services.metrics.attempts import Stop
 from tests.simulation.network import Connection
 from tests.simulation.pod_checker import PodChecker
@@ -34,11 +37,40 @@ HURRY: Final = 0.25
 """What learners begin after the last fault takes this share of its time."""
 
 
+class ImageCredentials:
+    """The api's decision on credentials of images, over the connection of a process. The tenant has every secret."""
+
+    def __init__(self, connection: Connection) -> None:
+        secret = StoredSecret(created=0, changed=0, changed_by="", values={"username": "ada", "password": "secret"})
+        self._value = encoded(secret)
+        decision: Any = PullSecrets(connection.job_store, self)  # type: ignore[arg-type]
+        self._api = connection.wrap(decision, "api")
+        self.fails: WeftError | None = None
+        """What the api says instead."""
+
+    async def get(self, name: str) -> bytes:
+        """The secret, as of a SecretStore."""
+        return self._value
+
+    async def docker_config(self, job: str, *, attempt: int, term: int) -> str:
+        if self.fails is not None:
+            raise self.fails
+        try:
+            return str(await self._api.docker_config(job, attempt=attempt, term=term))
+        except Unavailable as away:
+            raise SecretsUnavailable(away.message) from away
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
 class ProcessCluster(KubernetesCluster):
     """The adapter in one process. It says for which call of the port it makes its requests."""
 
     def __init__(self, api: SimulatedApi, connection: Connection, clock: ProcessClock, checker: PodChecker) -> None:
-        super().__init__(api, OPTIONS, connection.wrap(connection.etcd, "status"), now_ms=clock.now_ms)
+        self.image_credentials = ImageCredentials(connection)
+        status = connection.wrap(connection.etcd, "status")
+        super().__init__(api, OPTIONS, status, credentials=self.image_credentials, now_ms=clock.now_ms)
         self._connection, self._checker = connection, checker
 
     async def capacity(self) -> Any:
@@ -113,6 +145,9 @@ class PodPlatform(SimulatedPlatform):
         api = SimulatedApi(self.simulated_cluster.server, connection, self.trouble)
         self._clusters[connection.name] = ProcessCluster(api, connection, clock, self.checker)
         return self._clusters[connection.name]
+
+    def image_credentials_of(self, name: tuple[str, str]) -> ImageCredentials:
+        return self._clusters[self.connection_of(name).name].image_credentials
 
     async def kill(self, process: Process) -> None:
         await super().kill(process)

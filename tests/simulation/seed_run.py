@@ -184,6 +184,8 @@ class SeedRun:
             "retries": {"max": retries, "backoff": "500ms"},
             "resources": {"cpus": cpus, "gpus": gpus, "memory": "1GB"},
         }
+        if number % 4 == 3:  # on Kubernetes with a Secret of its own
+            spec |= {"image": "registry.example.org/train:1", "image_pull_secret": "registry"}
         names = [f"{name}-{index}" for name, role in roles.items() for index in range(role["count"])]
         decides = [name for name, role in roles.items() if role.get("decides")] or list(roles)
         refused = chance.random() < 0.08

@@ -41,11 +41,42 @@ async def test_a_spec_with_thousands_of_data_stores_does_not_keep_the_api_busy(t
         ]
         return {"name": "photos", "command": "true", "data_stores": stores}
 
-    await of_tenant.check_data_stores("acme", parse_spec(spec(*["s3"] * 1_000)))
+    await of_tenant.check_spec("acme", parse_spec(spec(*["s3"] * 1_000)))
     assert store.reads == 1
     wrong = parse_spec(spec("s3", "half", *(f"missing{number}" for number in range(1_000))))
     with pytest.raises(InvalidSpec) as refused:
-        await of_tenant.check_data_stores("acme", wrong)
+        await of_tenant.check_spec("acme", wrong)
     assert store.reads == 3
     assert [error.pointer for error in refused.value.errors][:2] == ["/data_stores/1/secret", "/data_stores/2/secret"]
     assert len(refused.value.errors) == 1_001
+
+
+async def test_submit_refuses_a_secret_that_cannot_pull_the_image(tmp_path: Path) -> None:
+    store = FolderSecretStore(tmp_path)
+    of_tenant = TenantSecrets(store, clock=SystemClock(), most_of_tenant=9)
+    spec = parse_spec({"name": "n", "command": "true", "image": "r.example/train:1", "image_pull_secret": "registry"})
+    how = "; set it: `weft secret set registry username=NAME password=@FILE`"
+
+    async def refusal(**values: str) -> str:
+        secret = StoredSecret(created=1, changed=1, changed_by="", values=values)
+        await store.put(stored_name("acme", "registry"), encoded(secret))
+        with pytest.raises(InvalidSpec) as refused:
+            await of_tenant.check_spec("acme", spec)
+        return refused.value.message
+
+    await store.put(stored_name("other", "registry"), b"of another tenant")
+    with pytest.raises(InvalidSpec) as refused:
+        await of_tenant.check_spec("acme", spec)
+    assert refused.value.message == f"image_pull_secret: tenant acme has no secret 'registry'{how}"
+    assert await refusal(username="canary") == f"image_pull_secret: the secret 'registry' has no password{how}"
+    other = await refusal(username="canary", password="canary", server="other.example")
+    assert (
+        other
+        == f"image_pull_secret: the secret 'registry' has another server than the image's registry, r.example{how}"
+    )
+    await store.put(stored_name("acme", "registry"), b"damaged")
+    with pytest.raises(InvalidSpec, match="the secret 'registry' of tenant acme is damaged"):
+        await of_tenant.check_spec("acme", spec)
+    login = StoredSecret(created=1, changed=1, changed_by="", values={"username": "ada", "password": "canary"})
+    await store.put(stored_name("acme", "registry"), encoded(login))
+    await of_tenant.check_spec("acme", spec)

@@ -197,11 +197,21 @@ def test_resources_come_from_the_role_else_the_job_else_the_size() -> None:
 # --- fields that are not implemented yet ---------------------------------------------------
 
 
+def test_secret_to_pull_an_image_with_is_refused_where_there_are_no_images() -> None:
+    spec = a_spec(image="img:1", image_pull_secret="s")
+    assert [error.pointer for error in unsupported(spec)] == ["/image", "/image_pull_secret"]
+    assert unsupported(spec, "kubernetes") == ()
+
+
+def test_secret_to_pull_an_image_with_needs_an_image() -> None:
+    with pytest.raises(InvalidSpec, match="image_pull_secret: there is no image that it is for; add image:"):
+        a_spec(image_pull_secret="s")
+
+
 @pytest.mark.parametrize(
     ("fields", "pointer"),
     [
         ({"image": "img:1"}, "/image"),
-        ({"image_pull_secret": "s"}, "/image"),
         ({"distribution": "mpi"}, "/distribution"),
         ({"data_stores": [{"id": "d", "type": "gcs"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "d", "type": "local", "path": "/x", "secret": "s"}]}, "/data_stores/0/secret"),
@@ -230,7 +240,6 @@ def test_a_field_that_is_not_implemented_is_refused_by_name(fields: dict[str, An
 @pytest.mark.parametrize(
     ("fields", "pointer"),
     [
-        ({"image_pull_secret": "s"}, "/image_pull_secret"),
         ({"data_stores": [{"id": "l", "type": "local", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "host", "path": "/data"}]}, "/data_stores/0/type"),
         ({"data_stores": [{"id": "l", "type": "nfs", "server": "nas", "path": "/data"}]}, "/data_stores/0/type"),

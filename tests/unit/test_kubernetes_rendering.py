@@ -359,6 +359,22 @@ def test_learners_images_are_pulled_with_the_operators_secrets() -> None:
     assert "spec.imagePullSecrets" in pod_rules.violations(pod, unknown)
 
 
+def test_image_is_pulled_with_the_tenants_own_secret_beside_the_operators_and_no_pod_mounts_it() -> None:
+    attempt = plan(image="mine:2", image_pull_secret="registry")
+    name = "weft-j01m81m6wwmrnwpzxnhp31z-2-pull"
+    for options, others in ((OPTIONS, []), (replace(OPTIONS, pull_secret="{}"), [{"name": "weft-pull"}])):
+        pod = pods.pod(attempt, attempt.learners[0], options, UID, gang=GangMethod.GATES)
+        assert pod["spec"]["imagePullSecrets"] == [{"name": name}, *others]
+        assert name not in str(pod["spec"]["volumes"])
+        assert pod["metadata"]["annotations"]["weft.dev/image-pull-secret"] == "registry"
+        pod_rules.check(pod, options)
+    secret = objects.pull_secret(attempt, OPTIONS, UID, '{"auths": {}}')
+    assert (secret["metadata"]["name"], secret["type"]) == (name, "kubernetes.io/dockerconfigjson")
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
+    assert base64.b64decode(secret["data"][".dockerconfigjson"]) == b'{"auths": {}}'
+    assert objects.owner(attempt, OPTIONS)["metadata"]["annotations"]["weft.dev/image-pull-secret"] == "registry"
+
+
 def test_name_that_no_secret_has_is_refused_in_the_settings() -> None:
     with pytest.raises(ValidationError, match="pull_secrets"):
         KubernetesSettings(pull_secrets=("Team_Registry",))

@@ -27,7 +27,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "framework.version": "framework: {name: jax, version: '0.10'}",
     "grace": "grace: 2m",
     "image": "image: registry.example.org/team/train:1.4",
-    "image_pull_secret": "image_pull_secret: registry-key",
+    "image_pull_secret": "image: registry.example.org/team/train:1.4\nimage_pull_secret: registry",
     "inputs": "inputs: [{store: web, mount: mnist}]",
     "inputs.path": "inputs: [{store: shared, path: imagenet/train, mount: train}]",
     "learners": "learners: 4",

@@ -1,17 +1,18 @@
-"""The api's gRPC server for other services, at the address ``api-inner``: URLs of jobs' inputs."""
+"""The api's gRPC server for other services, at the address ``api-inner``: URLs of inputs, credentials of images."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc.aio
 
 from services.api.data_urls import DataUrls
+from services.api.pull_secrets import PullSecrets
 from services.core.adapters.rpc.server import Guard, VerifiesLearners, serve
 from services.core.gen.weft.v1 import data_urls_pb2 as pb
-from services.core.gen.weft.v1 import data_urls_pb2_grpc
+from services.core.gen.weft.v1 import data_urls_pb2_grpc, pull_secrets_pb2, pull_secrets_pb2_grpc
 from services.core.runtime.address import Address
 
 _SHUTDOWN_S: Final = 2.0
@@ -30,14 +31,35 @@ class DataUrlsServicer(data_urls_pb2_grpc.DataUrlsServicer):
         return pb.SignInputReply(url=url)
 
 
+class PullSecretsServicer(pull_secrets_pb2_grpc.PullSecretsServicer):
+    def __init__(self, secrets: PullSecrets) -> None:
+        self._secrets = secrets
+
+    async def DockerConfig(
+        self, request: pull_secrets_pb2.DockerConfigRequest, context: Any
+    ) -> pull_secrets_pb2.DockerConfigReply:
+        config = await self._secrets.docker_config(request.job, attempt=request.attempt, term=request.term)
+        return pull_secrets_pb2.DockerConfigReply(config=config)
+
+
+class InnerServices(Protocol):
+    """What the inner address offers."""
+
+    @property
+    def data_urls(self) -> DataUrls: ...
+    @property
+    def pull_secrets(self) -> PullSecrets: ...
+
+
 @asynccontextmanager
 async def serving_inner(
-    address: Address, guard: Guard, urls: DataUrls, learners: VerifiesLearners
+    address: Address, guard: Guard, services: InnerServices, learners: VerifiesLearners
 ) -> AsyncGenerator[None]:
     """Within it the server serves. Raises WeftError if the address is taken or unprotected."""
 
     def register(server: grpc.aio.Server) -> None:
-        data_urls_pb2_grpc.add_DataUrlsServicer_to_server(DataUrlsServicer(urls, learners), server)
+        data_urls_pb2_grpc.add_DataUrlsServicer_to_server(DataUrlsServicer(services.data_urls, learners), server)
+        pull_secrets_pb2_grpc.add_PullSecretsServicer_to_server(PullSecretsServicer(services.pull_secrets), server)
 
     server = await serve(address, guard, register)
     try:

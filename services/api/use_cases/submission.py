@@ -98,7 +98,7 @@ async def submit_job(
     IdempotencyMismatch, NoSpace, TooLarge, Unavailable.
     """
     _check_limits(services, incoming)
-    await services.secrets.check_data_stores(tenant, incoming.spec)
+    await services.secrets.check_spec(tenant, incoming.spec)
     await _take_code(services, tenant, incoming, keep=True)
     submitted = await services.submissions.submit(
         principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key, trace=trace
@@ -136,7 +136,7 @@ async def _cloned(
 async def plan_job(services: ApiServices, tenant: str, incoming: Incoming) -> JobPlan:
     """What a submit would do; changes nothing."""
     _check_limits(services, incoming)
-    await services.secrets.check_data_stores(tenant, incoming.spec)
+    await services.secrets.check_spec(tenant, incoming.spec)
     await _take_code(services, tenant, incoming, keep=False)
     plan = await services.submissions.plan(tenant, incoming.spec, incoming.code_digest)
     settings = services.settings

@@ -9,12 +9,14 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+from services.core.adapters.identity import Identity
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.guardian_jobs import KubernetesGuardianJobs, read_template
 from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.probe import Check, probe
+from services.core.adapters.rpc.pull_credentials import ApiPullCredentials
 from services.core.domain.errors import InvalidRequest
 from services.core.frameworks.images import LibraryImages
 from services.core.ports.guardian_launcher import GuardianLauncher
@@ -23,7 +25,7 @@ from services.core.runtime.kubernetes_settings import HELPER_SETTINGS, Kubernete
 from services.core.runtime.settings import Settings
 
 
-def kubernetes_cluster(settings: Settings, status: StatusStore) -> KubernetesCluster:
+def kubernetes_cluster(settings: Settings, identity: Identity, status: StatusStore) -> KubernetesCluster:
     """Returns the cluster. Raises InvalidRequest for settings that are missing. Does no network I/O."""
     kubernetes = KubernetesSettings()
     if not kubernetes.helper_image:
@@ -35,7 +37,8 @@ def kubernetes_cluster(settings: Settings, status: StatusStore) -> KubernetesClu
         addresses={"metrics": metrics},
         authority=authority.read_text() if authority is not None else "",
     )
-    return KubernetesCluster(Api(kubernetes.kubeconfig, kubernetes.context), options, status)
+    credentials = ApiPullCredentials(lambda: settings.installation.address("api-inner"), identity.credential("api"))
+    return KubernetesCluster(Api(kubernetes.kubeconfig, kubernetes.context), options, status, credentials=credentials)
 
 
 def guardian_launcher(settings: Settings) -> GuardianLauncher | None:

@@ -221,7 +221,7 @@ def cluster(settings: Settings, identity: Identity, status: StatusStore) -> Clus
     if settings.cluster == "kubernetes":
         from services.core.bootstrap.kubernetes import kubernetes_cluster
 
-        return kubernetes_cluster(settings, status)
+        return kubernetes_cluster(settings, identity, status)
     from services.core.adapters.local.cluster import LocalCluster
 
     return LocalCluster(settings.installation.address("node"), identity.credential("node"))

@@ -5,7 +5,8 @@
     │   ├── InvalidSpec           a job spec with field errors
     │   ├── InvalidArchive        a code archive that is not a plain zip
     │   ├── IdempotencyMismatch   the idempotency key was used before with another request
-    │   └── AdmissionDenied       the cluster's own rules forbid the objects of an attempt
+    │   ├── AdmissionDenied       the cluster's own rules forbid the objects of an attempt
+    │   └── SecretInvalid         a tenant's secret that a job needs is missing, damaged or lacks what is needed
     ├── Unauthenticated · PermissionDenied
     ├── NotFound
     ├── Conflict                  the object's current state forbids the request
@@ -20,6 +21,7 @@
     │   ├── NoSpace
     │   └── QuotaExceeded         the cluster's own quota for the tenant is used up
     ├── Unavailable               a store or service does not answer; the same request may succeed later
+    │   └── SecretsUnavailable    the platform cannot read tenants' secrets now
     └── Internal                  a fault of the platform
 
 Adapters translate the errors of their libraries into these. No other error crosses a port.
@@ -91,6 +93,9 @@ class IdempotencyMismatch(InvalidRequest): ...
 class AdmissionDenied(InvalidRequest): ...
 
 
+class SecretInvalid(InvalidRequest): ...
+
+
 class Unauthenticated(WeftError): ...
 
 
@@ -148,6 +153,9 @@ class QuotaExceeded(ResourceExhausted): ...
 class Unavailable(WeftError): ...
 
 
+class SecretsUnavailable(Unavailable): ...
+
+
 class Internal(WeftError): ...
 
 
@@ -179,6 +187,7 @@ TABLE: Final[dict[type[WeftError], ErrorRow]] = {
     InvalidArchive: ErrorRow("invalid-archive", 400, "INVALID_ARGUMENT", 2, False),
     IdempotencyMismatch: ErrorRow("idempotency-mismatch", 422, "INVALID_ARGUMENT", 5, False),
     AdmissionDenied: ErrorRow("admission-denied", 403, "FAILED_PRECONDITION", 5, False),
+    SecretInvalid: ErrorRow("secret-invalid", 400, "INVALID_ARGUMENT", 2, False),
     Unauthenticated: ErrorRow("unauthenticated", 401, "UNAUTHENTICATED", 3, False),
     PermissionDenied: ErrorRow("permission-denied", 403, "PERMISSION_DENIED", 3, False),
     NotFound: ErrorRow("not-found", 404, "NOT_FOUND", 4, False),
@@ -194,6 +203,7 @@ TABLE: Final[dict[type[WeftError], ErrorRow]] = {
     NoSpace: ErrorRow("no-space", 507, "RESOURCE_EXHAUSTED", 1, True),
     QuotaExceeded: ErrorRow("quota-exceeded", 429, "RESOURCE_EXHAUSTED", 1, True),
     Unavailable: ErrorRow("unavailable", 503, "UNAVAILABLE", 1, True),
+    SecretsUnavailable: ErrorRow("secrets-unavailable", 503, "UNAVAILABLE", 1, True),
     Internal: ErrorRow("internal", 500, "INTERNAL", 1, False),
 }
 

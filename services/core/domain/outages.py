@@ -21,6 +21,8 @@ class Outage(StrEnum):
     """A data store did not answer, or answered with a server's error."""
     OBJECT_STORE_UNAVAILABLE = "ObjectStoreUnavailable"
     """The folder of the object store is missing: it is not mounted."""
+    SECRETS_UNAVAILABLE = "SecretsUnavailable"
+    """The api, which alone can read tenants' secrets, or its store did not answer."""
     MACHINE_FAULT = "MachineFault"
     """The machine could not do what it normally can: an I/O error, no memory, no free descriptor."""
 

@@ -195,6 +195,9 @@ class AttemptPlan:
     """``<name>-<version>`` of an entry of the framework library; empty: the shell and tools of the machine."""
     image: str = ""
     """Container image of the user's choice; empty: the one of ``framework``. Clusters without images refuse it."""
+    image_pull_secret: str = ""
+    """Name of the tenant's secret with the credentials of the image's registry; empty: none. The credentials are in no
+    plan: the cluster's adapter gets them where it needs them (``services.core.ports.pull_credentials``)."""
     priority: str = "normal"
     """low | normal | high."""
     placement: str = "pack"

@@ -20,7 +20,11 @@ _OPERATIONS: Final[Mapping[str, frozenset[str]]] = {"weft.v1.Operations": frozen
 
 CALLERS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     # The metrics service hands on the token of the learner for which it calls.
-    "api": {**_OPERATIONS, "weft.v1.DataUrls": frozenset({"metrics"})},
+    "api": {
+        **_OPERATIONS,
+        "weft.v1.DataUrls": frozenset({"metrics"}),
+        "weft.v1.PullSecrets": frozenset({"guardian"}),
+    },
     "worker": {**_OPERATIONS},
     "lcm": {
         **_OPERATIONS,

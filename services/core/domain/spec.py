@@ -311,7 +311,9 @@ class JobSpec(_Model):
         default=None, description="Entry of the framework library; default: the machine's own shell and tools."
     )
     image: Text | None = Field(default=None, description="Container image, instead of framework.")
-    image_pull_secret: Name | None = Field(default=None, description="Name of the secret to pull the image with.")
+    image_pull_secret: Name | None = Field(
+        default=None, description="Kubernetes: name of the secret with the registry's username and password."
+    )
     command: Annotated[Text, Field(min_length=1)] = Field(description="Run by a shell in MODEL_DIR.")
     code: Text | None = Field(default=None, description="Folder or zip beside the spec; read by the CLI.")
     roles: dict[RoleName, Role] = Field(min_length=1, description="Role name -> its learners.")
@@ -412,6 +414,8 @@ def _contradictions(spec: JobSpec) -> Iterator[FieldError]:
     """Checks the rules that concern several fields."""
     if spec.framework is not None and spec.image is not None:
         yield FieldError("/image", "give either framework or image, not both")
+    if spec.image_pull_secret is not None and spec.image is None:
+        yield FieldError("/image_pull_secret", "there is no image that it is for", "add image: or leave it out")
     if sum(role.decides for role in spec.roles.values()) > 1:
         yield FieldError("/roles", "only one role may have decides: true")
     if spec.resources.size is not None and spec.resources.size not in SIZES:

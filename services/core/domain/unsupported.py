@@ -26,8 +26,10 @@ def unsupported(spec: JobSpec, cluster: str = "local") -> tuple[FieldError, ...]
 
 
 def _unsupported_without_pods(spec: JobSpec) -> Iterator[FieldError]:
-    if spec.image is not None or spec.image_pull_secret is not None:
-        yield FieldError("/image", f"container images are {_LATER}", "use framework: (see `weft frameworks`)")
+    for field in ("image", "image_pull_secret"):
+        if getattr(spec, field) is not None:
+            instead = "use framework: (see `weft frameworks`)" if field == "image" else "leave it out"
+            yield FieldError(f"/{field}", f"container images are {_LATER}", instead)
     if spec.resources.shm:
         yield FieldError("/resources/shm", f"shm is {_LATER}", "leave it out")
     if spec.outputs is not None:
@@ -45,8 +47,6 @@ def _device_fields(spec: JobSpec) -> Iterator[str]:
 
 
 def _unsupported_in_pods(spec: JobSpec) -> Iterator[FieldError]:
-    if spec.image_pull_secret is not None:
-        yield FieldError("/image_pull_secret", f"image_pull_secret is {_LATER}", "use an image that the nodes may pull")
     for index, store in enumerate(spec.data_stores):
         if store.type == "local":
             instead = "use a store of type http, s3 or pvc"

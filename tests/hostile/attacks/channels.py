@@ -30,6 +30,7 @@ _CALLS: Final = (
     ("guardian", "/weft.v1.Control/Nudge"),
     ("node", "/weft.v1.Operations/Quarantine"),
     ("api-inner", "/weft.v1.DataUrls/SignInput"),
+    ("api-inner", "/weft.v1.PullSecrets/DockerConfig"),
 )
 
 

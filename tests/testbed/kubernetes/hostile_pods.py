@@ -88,6 +88,7 @@ def plan(job: str = _JOB) -> AttemptPlan:
             distribution="torchrun",
             inputs=(Input(mount="set", type="pvc", location="mine"),),
             output=Output(type="pvc", location="kept", path="results"),
+            image_pull_secret="registry",
             grace=1000,
             store_timeout=1000,
             priority="high",
@@ -277,6 +278,7 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
     "spec.subdomain": ("weft-other-1", "kubernetes", None),
     "spec.imagePullSecrets": (
         [{"name": "of-another-tenant"}],
+        [{"name": "weft-other-1-pull"}, {"name": "weft-pull"}, {"name": "team-registry"}],
         [{"name": "weft-pull"}, {"name": "team-registry"}, {"name": "of-another-tenant"}],
     ),
     "spec.securityContext": (None,),
@@ -349,6 +351,7 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "evil", "downwardAPI": {"items": [{"path": "ip", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
         {"name": "evil", "secret": {"secretName": "of-another"}},
         {"name": "evil", "secret": {"secretName": _OWNER}},
+        {"name": "evil", "secret": {"secretName": f"{_OWNER}-pull"}},
         {"name": "evil", "configMap": {"name": "kube-root-ca.crt"}},
         {"name": "evil", "configMap": {"name": "weft-other-1"}},
         {"name": "evil", "emptyDir": {}},
@@ -356,7 +359,7 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "evil", "emptyDir": {"medium": "HugePages", "sizeLimit": "1Gi"}},
     ),
     "spec.volumes.0.configMap.name": ("weft-other-1",),
-    "spec.volumes.2.secret.secretName": ("weft-other-1",),
+    "spec.volumes.2.secret.secretName": ("weft-other-1", f"{_OWNER}-pull"),
     "spec.volumes.2.secret.items": (
         [{"key": "worker-1", "path": "token"}],
         [{"key": "worker-0", "path": "token"}, {"key": "worker-1", "path": "other"}],

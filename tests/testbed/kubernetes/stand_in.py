@@ -26,6 +26,7 @@ from services.core.domain.plan import AttemptPlan
 from services.core.domain.status import Phase
 from services.core.domain.status_keys import attempt_key, learner_key, stop_key
 from services.core.ports.cluster import Node
+from services.core.ports.pull_credentials import PullCredentials
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.pod_layout import CONTROL, HELPER_CONTAINER
 from tests.testbed.kubernetes.kubectl import Kubectl, KubectlError
@@ -38,10 +39,16 @@ class AnnouncingCluster(KubernetesCluster):
     """Announces each attempt before its first step, as its Guardian does."""
 
     def __init__(
-        self, api: Api, options: KubernetesOptions, status: StatusStore, *, lcm: KubernetesCluster | None = None
+        self,
+        api: Api,
+        options: KubernetesOptions,
+        status: StatusStore,
+        *,
+        lcm: KubernetesCluster | None = None,
+        credentials: PullCredentials | None = None,
     ) -> None:
         """``lcm``: with the lcm's rights, which prepares tenants and reads the capacity; None: ``api`` has them."""
-        super().__init__(api, options, status)
+        super().__init__(api, options, status, credentials=credentials)
         self._store, self._lcm = status, lcm
         self._announced: dict[str, int] = {}
 

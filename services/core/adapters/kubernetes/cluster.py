@@ -25,6 +25,7 @@ from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.status_keys import learners_prefix
 from services.core.ports.cluster import LearnerProcess, Node, Observation
+from services.core.ports.pull_credentials import PullCredentials
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.pod_layout import LEARNER_CONTAINER, PLAN_FILE
 
@@ -46,14 +47,19 @@ class KubernetesCluster:
         options: KubernetesOptions,
         status: StatusStore,
         *,
+        credentials: PullCredentials | None = None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """``status``: for fences, stops, and the helpers' reports. The caller closes it."""
+        """``status``: for fences, stops, and the helpers' reports. The caller closes it.
+
+        ``credentials``: of the images of jobs; None in a service that provisions nothing.
+        """
+        self._credentials = credentials
         self._api, self._options, self._status, self._now_ms = api, options, status, now_ms
         self._places = Places(api, options)
         self._method: GangMethod | None = None
         fences = Fences(status)
-        self._provision = Provision(api, options, fences, self.gang_method)
+        self._provision = Provision(api, options, fences, self.gang_method, credentials)
         self._removal = Removal(api, options, status, fences=fences, places=self._places, now_ms=now_ms)
         self._capacity: tuple[Reflector, Reflector] | None = None
         """Of nodes, and of what pods take of them."""
@@ -202,6 +208,8 @@ class KubernetesCluster:
     async def close(self) -> None:
         await _cancel(self._tasks)
         await self._removal.close()
+        if self._credentials is not None:
+            await self._credentials.close()
         await self._api.close()
 
     def _is_current(self) -> bool:

@@ -36,6 +36,8 @@ REMOVED: Final = "weft.dev/removed"
 """Annotation of the owner: the pods that a stop has deleted, as JSON ``{learner: Unix ms}``."""
 PROBE: Final = "probe"
 """In place of a job's id: the pod that tries the cluster before the first job. Ids of jobs are longer."""
+PULLED_WITH: Final = "weft.dev/image-pull-secret"
+"""Annotation of the owner and the pods: the tenant's secret with which the image is pulled, by its name for users."""
 PULL_SECRET: Final = "weft-pull"  # noqa: S105 - the name of an object
 """The Secret in a tenant's namespace with the operator's credentials of registries."""
 RUN: Final = "weft.dev/run"
@@ -84,6 +86,11 @@ def checked(job: str) -> str:
 def attempt_name(job: str, attempt: int) -> str:
     """The name of the owner, the Secret, the network policy, the gang object and the headless Service."""
     return f"weft-{job}-{attempt}"
+
+
+def pull_secret(owner: str) -> str:
+    """The name of the Secret with the tenant's own credentials of the image's registry. ``owner``: the attempt's."""
+    return f"{owner}-pull"
 
 
 def pod_name(plan: AttemptPlan, learner: LearnerPlan) -> str:

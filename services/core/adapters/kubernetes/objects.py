@@ -1,7 +1,7 @@
 """The objects of an attempt beside its pods: pure functions of the plan and the operator's options.
 
 All are named after the attempt and belong to the owner, a ConfigMap, so that the cluster's garbage collector removes
-whatever a late call creates after the owner is gone. Only the Secret contains tokens.
+whatever a late call creates after the owner is gone. Only the Secrets contain tokens and credentials.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.domain.plan import AttemptPlan
+from services.core.domain.registry_credentials import CONFIG_KEY
 from services.core.formats import stored_plan
 from services.core.runtime.pod_layout import ADDRESSES_FILE, AUTHORITY_FILE, ENTRY_FILE, PLAN_FILE
 
@@ -28,7 +29,7 @@ def owner(plan: AttemptPlan, options: KubernetesOptions) -> Document:
         ENTRY_FILE: options.entry_script,
     } | ({AUTHORITY_FILE: options.authority} if options.authority else {})
     document = _document("ConfigMap", plan, options)
-    document["metadata"]["annotations"] = {names.TERM: str(plan.term)}
+    document["metadata"]["annotations"] = {names.TERM: str(plan.term), **pulled_with(plan)}
     return {**document, "data": files}
 
 
@@ -51,6 +52,20 @@ def secret(plan: AttemptPlan, options: KubernetesOptions) -> Document:
     """The learners' tokens, a key for each. A pod mounts the key of its own learner only."""
     tokens = {learner.name: base64.b64encode(learner.token.encode()).decode() for learner in plan.learners}
     return {**_document("Secret", plan, options), "type": "Opaque", "immutable": True, "data": tokens}
+
+
+def pull_secret(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str, docker_config: str) -> Document:
+    """The tenant's credentials of the image's registry, for the kubelets. No pod mounts it."""
+    document = _document("Secret", plan, options)
+    document["metadata"]["name"] = names.pull_secret(document["metadata"]["name"])
+    content = {CONFIG_KEY: base64.b64encode(docker_config.encode()).decode()}
+    fields = {"type": "kubernetes.io/dockerconfigjson", "immutable": True, "data": content}
+    return with_owner({**document, **fields}, plan, owner_uid)
+
+
+def pulled_with(plan: AttemptPlan) -> dict[str, str]:
+    """The annotation that names the tenant's secret with which the image is pulled; empty without."""
+    return {names.PULLED_WITH: plan.image_pull_secret} if plan.image_pull_secret else {}
 
 
 def network_policy(plan: AttemptPlan, options: KubernetesOptions) -> Document:

@@ -81,7 +81,7 @@ def _metadata(
     }
     kueue = options.gang is GangMethod.KUEUE
     one_label |= {names.KUEUE_QUEUE: _is(options.kueue_queue), names.KUEUE_GROUP: _is(owner)} if kueue else {}
-    notes = {names.TERM, names.SIZE, names.RUN} | ({names.KUEUE_COUNT} if kueue else set())
+    notes = {names.TERM, names.SIZE, names.RUN, names.PULLED_WITH} | ({names.KUEUE_COUNT} if kueue else set())
     space = str(metadata.get("namespace", ""))
     yield from _fields(
         metadata,
@@ -108,8 +108,9 @@ def _spec(spec: Mapping[str, Any], owner: str, learner: str, options: Kubernetes
         "affinity": lambda value: set(value or {}) <= {"nodeAffinity"},
         "tolerations": lambda value: all(_is_tolerated(toleration, options) for toleration in value),
     }
-    secrets = pull_secrets(options)
-    optional |= {"imagePullSecrets": _is([{"name": name} for name in secrets])} if secrets else {}
+    secrets = [{"name": name} for name in pull_secrets(options)]
+    with_own = [{"name": names.pull_secret(owner)}, *secrets]
+    optional["imagePullSecrets"] = lambda value: bool(value) and value in (secrets, with_own)
     optional |= {"runtimeClassName": _is(options.runtime_class)} if options.runtime_class else {}
     schedulers = {*options.schedulers.values(), options.scheduler} - {""}
     optional |= {"schedulerName": lambda value: value in schedulers} if schedulers else {}
@@ -231,7 +232,7 @@ def is_allowed_image(image: str, options: KubernetesOptions) -> bool:
 
 
 def pull_secrets(options: KubernetesOptions) -> list[str]:
-    """Names of the Secrets that kubelets pull learners' images with, of the tenant's namespace."""
+    """Names of the operator's Secrets that kubelets pull learners' images with, of the tenant's namespace."""
     return [*([names.PULL_SECRET] if options.pull_secret else []), *options.pull_secrets]
 
 

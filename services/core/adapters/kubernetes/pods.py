@@ -15,7 +15,7 @@ import math
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
-from services.core.adapters.kubernetes.objects import with_owner
+from services.core.adapters.kubernetes.objects import pulled_with, with_owner
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image, pull_secrets
 from services.core.domain.errors import InvalidRequest
@@ -37,6 +37,7 @@ def pod(
     plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions, owner_uid: str, *, gang: GangMethod
 ) -> Document:
     """The inert pod of a learner. Raises InvalidRequest for a learner that this cluster cannot run."""
+    group = names.attempt_name(plan.job, plan.attempt)
     end_s = math.ceil((plan.grace + plan.store_timeout) / 1000) + _SECONDS_TO_END
     size = {
         "cpus": learner.cpus + options.helper_cpus,
@@ -51,14 +52,15 @@ def pod(
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": min(end_s, _MOST_TERMINATION_S),
         "hostname": learner.name,
-        "subdomain": names.attempt_name(plan.job, plan.attempt),
+        "subdomain": group,
         "securityContext": _pod_security(plan, options),
         "initContainers": [_helper(plan, learner, options)],
         "containers": [_learner(plan, learner, options)],
         "volumes": _volumes(plan, learner, options),
         "tolerations": _tolerations(options, learner),
     }
-    if secrets := pull_secrets(options):
+    own = [names.pull_secret(group)] if plan.image_pull_secret else []
+    if secrets := [*own, *pull_secrets(options)]:
         spec["imagePullSecrets"] = [{"name": name} for name in secrets]
     if options.runtime_class:
         spec["runtimeClassName"] = options.runtime_class
@@ -66,7 +68,6 @@ def pod(
         spec["schedulerName"] = scheduler
     if plan.priority in options.priority_classes:
         spec["priorityClassName"] = options.priority_classes[plan.priority]
-    group = names.attempt_name(plan.job, plan.attempt)
     if gang is GangMethod.NATIVE:
         spec["schedulingGroup"] = {"podGroupName": group}
     if gang is not GangMethod.GATES and (
@@ -86,6 +87,7 @@ def pod(
                 names.TERM: str(plan.term),
                 names.SIZE: json.dumps(size),
                 names.RUN: str(learner.run),
+                **pulled_with(plan),
             }
             | ({names.KUEUE_COUNT: str(len(plan.learners))} if in_kueue else {}),
         },

@@ -21,11 +21,13 @@ from services.core.domain.errors import (
     InvalidRequest,
     NotFound,
     ResourceExhausted,
+    SecretsUnavailable,
     StaleFence,
     StaleRevision,
     Unavailable,
 )
 from services.core.domain.plan import SCHEMA, AttemptPlan
+from services.core.ports.pull_credentials import PullCredentials
 
 STEPS: Final = ("reserve", "learners", "activate")
 _TRIES: Final = 10
@@ -35,10 +37,16 @@ _EARLIER_GRACE_S: Final = 1
 
 class Provision:
     def __init__(
-        self, api: Api, options: KubernetesOptions, fences: Fences, gang: Callable[[], Awaitable[GangMethod]]
+        self,
+        api: Api,
+        options: KubernetesOptions,
+        fences: Fences,
+        gang: Callable[[], Awaitable[GangMethod]],
+        credentials: PullCredentials | None,
     ) -> None:
-        """``gang``: how this cluster places gangs."""
+        """``gang``: how this cluster places gangs. ``credentials``: None in a service that provisions nothing."""
         self._api, self._options, self._fences, self._gang = api, options, fences, gang
+        self._credentials = credentials
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
         steps = {"reserve": self._reserve, "learners": self._create_pods, "activate": self._activate}
@@ -62,8 +70,27 @@ class Provision:
         for learner in plan.learners:
             pod_rules.check(pods.pod(plan, learner, self._options, "", gang=gang), self._options)
         owner = await self._claim_owner(plan)
-        documents = objects.owned(plan, self._options, owner["metadata"]["uid"])
-        await gather([self._create(document) for document in documents])
+        uid = owner["metadata"]["uid"]
+        if plan.image_pull_secret:
+            await self._create_pull_secret(plan, uid)
+        await gather([self._create(document) for document in objects.owned(plan, self._options, uid)])
+
+    async def _create_pull_secret(self, plan: AttemptPlan, owner_uid: str) -> None:
+        """The credentials are read once for an attempt: a change of the tenant's secret counts for the next one.
+
+        So a Guardian that repeats the step needs neither the api nor the tenant's secret.
+        """
+        namespace = names.namespace_of(plan.tenant, self._options.namespace_prefix)
+        name = names.pull_secret(names.attempt_name(plan.job, plan.attempt))
+        try:
+            present = await self._api.get(collection("Secret", namespace, name))
+        except NotFound:
+            if self._credentials is None:
+                raise SecretsUnavailable("this service cannot get the credentials of images") from None
+            config = await self._credentials.docker_config(plan.job, attempt=plan.attempt, term=plan.term)
+            await self._create(objects.pull_secret(plan, self._options, owner_uid, config))
+        else:
+            _check_owner(present, [owner_uid])
 
     async def _create_pods(self, plan: AttemptPlan) -> None:
         """Inert pods of all learners. None of an attempt that was stopped before.
@@ -195,8 +222,7 @@ class Provision:
                 present = await self._api.get(path_of(document))
             except NotFound:
                 raise Unavailable(f"{document['metadata']['name']} is being removed") from None
-            if _owner_uids(present) != _owner_uids(document) or present["metadata"].get("deletionTimestamp"):
-                raise Unavailable(f"{document['metadata']['name']} of an earlier owner is being removed") from None
+            _check_owner(present, _owner_uids(document))
 
 
 def _check_ours(present: Document, plan: AttemptPlan, options: KubernetesOptions) -> None:
@@ -206,6 +232,12 @@ def _check_ours(present: Document, plan: AttemptPlan, options: KubernetesOptions
         raise ResourceExhausted(f"the ConfigMap {name} is not of this installation; remove it")
     if present["metadata"].get("deletionTimestamp"):
         raise Unavailable(f"{name} is being removed")
+
+
+def _check_owner(present: Document, owner_uids: Sequence[str]) -> None:
+    """Raises Unavailable for what is left of an earlier owner of the same name."""
+    if _owner_uids(present) != owner_uids or present["metadata"].get("deletionTimestamp"):
+        raise Unavailable(f"{present['metadata']['name']} of an earlier owner is being removed")
 
 
 def _owner_uids(document: Document) -> Sequence[str]:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
+from services.core.domain.registry_credentials import HOW_TO_SET
 
 _MOST_TEXT: Final = 600
 
@@ -53,8 +54,8 @@ ADVICE: Final[Mapping[PodReason, str]] = {
 
 
 _PRIVATE_ADVICE: Final = (
-    "check the image's name; if its registry is private, the operator gives the platform credentials "
-    "(WEFT_KUBERNETES_PULL_SECRET_FILE or WEFT_KUBERNETES_PULL_SECRETS)"
+    "check the image's name; if its registry is private, name a secret in image_pull_secret, or the operator gives the "
+    "platform credentials (WEFT_KUBERNETES_PULL_SECRET_FILE or WEFT_KUBERNETES_PULL_SECRETS)"
 )
 _REFUSED: Final = re.compile(
     r"denied|unauthorized|authorization failed|insufficient_scope|forbidden|no basic auth", re.IGNORECASE
@@ -71,11 +72,19 @@ class Problem:
     """The cluster's own words."""
     final: bool = False
     """Waiting cannot help."""
+    pulled_with: str = ""
+    """Of an image: the tenant's secret with the credentials of its registry; empty: none."""
 
     @property
     def advice(self) -> str:
         """For people: what to do."""
         if self.reason is PodReason.IMAGE_PULL_FAILED and _REFUSED.search(self.text):
+            if self.pulled_with:
+                set_again = HOW_TO_SET.format(name=self.pulled_with)
+                return (
+                    f"check the image's name and the secret '{self.pulled_with}' of image_pull_secret; "
+                    f"set it again with {set_again}, and submit the job again"
+                )
             return _PRIVATE_ADVICE
         return ADVICE[self.reason]
 
@@ -156,7 +165,8 @@ def not_started(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()
             text = str(waiting.get("message") or waiting["reason"])
             if waiting["reason"] == "ImagePullBackOff":
                 text = _pull_error(text, container)
-            return Problem(reason, text, final=_is_final(reason, str(waiting["reason"]), text))
+            is_final = _is_final(reason, str(waiting["reason"]), text)
+            return Problem(reason, text, final=is_final, pulled_with=names.annotation(pod, names.PULLED_WITH))
     return _event_problem(events)
 
 

@@ -81,12 +81,17 @@ class Removal:
         self._cancel_enforcing(job)
         owners = [owner for owner in await self._owners(namespace, job) if names.attempt_of(owner) <= attempt]
         attempts = {names.attempt_of(owner) for owner in owners}
+        with_credentials = [owner for owner in owners if names.annotation(owner, names.PULLED_WITH)]
         attempts |= await self._remove_pods(namespace, job, attempt)
         await gather(
             [
                 self._delete_quietly(collection(kind, namespace, names.attempt_name(job, number)))
                 for number in attempts
                 for kind in _LEFT
+            ]
+            + [
+                self._delete_quietly(collection("Secret", namespace, names.pull_secret(owner["metadata"]["name"])))
+                for owner in with_credentials
             ]
         )
         await gather(
