@@ -53,7 +53,11 @@ _FOLLOW_S: Final = 24 * 3600.0
 
 
 class ServiceClient:
-    """The channel to one other service, by its name in the addresses file."""
+    """The channel to one other service, by its name in the addresses file.
+
+    Channels to its former addresses stay open: gRPC cancels the calls of a channel that is closed, and that would
+    cancel the requests that wait for them. A service moves seldom, and gRPC disconnects a channel without calls.
+    """
 
     def __init__(self, home: Home, name: str, credential: Credential, *, reconnect_s: float = _RECONNECT_S) -> None:
         """``reconnect_s``: how long ``read`` waits for a connection that was lost."""
@@ -61,8 +65,7 @@ class ServiceClient:
         self._reconnect_s = reconnect_s
         self._name = name
         self._credential = credential
-        self._address: Address | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._channels: dict[Address, grpc.aio.Channel] = {}
 
     async def channel(self) -> grpc.aio.Channel:
         """The open channel. Raises Unavailable if the service has no address yet."""
@@ -70,10 +73,9 @@ class ServiceClient:
             address = self._home.address(self._name)
         except Unavailable:
             raise Unavailable(f"the {self._name} service is not there yet", retry_after_s=1) from None
-        if self._channel is None or address != self._address:
-            await self.close()
-            self._address, self._channel = address, connect(address, self._credential)
-        return self._channel
+        if address not in self._channels:
+            self._channels[address] = connect(address, self._credential)
+        return self._channels[address]
 
     async def read(self, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
         """The reply to a call that changes nothing, with the errors of the error table.
@@ -104,9 +106,9 @@ class ServiceClient:
             yield
 
     async def close(self) -> None:
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.close()
+        """Cancels the calls under way."""
+        while self._channels:
+            await self._channels.popitem()[1].close()
 
 
 @dataclass(frozen=True, slots=True)

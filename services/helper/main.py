@@ -119,24 +119,32 @@ class Helper:
         self._exit_seen_at = 0.0
 
     async def run(self) -> None:
-        """Returns when the learner is stored, or when its folder was removed."""
+        """Returns when the learner is stored, or its folder was removed. Raises RuntimeError if reporting fails."""
         self._signer = UrlSigner(in_pod=self._folder.has_image)
         if self._folder.has(ACTIVE_FILE):
             self._begin_fetching()
         reporter, intake = self._connect()
-        runs = (reporter.run(), self._learner.follow_control(intake, reporter))
-        tasks = [asyncio.create_task(run) for run in runs]
+        running = asyncio.create_task(self._run_learner(reporter, intake))
+        reporting = asyncio.create_task(reporter.run())
+        tasks = (running, reporting, asyncio.create_task(self._learner.follow_control(intake, reporter)))
         try:
-            if await self._start_process(reporter):
-                await self._follow_process(reporter, intake)
-            self._write_stored(reporter)
-            while not self._folder.is_removed and not await reporter.wait_acknowledged(POLL_S):
-                pass
+            await asyncio.wait({running, reporting}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                # Without reports this would wait for ever. The agent starts the next helper, which continues.
+                raise RuntimeError("reporting has ended") from _error_of(reporting)
+            await running
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await intake.close()
+
+    async def _run_learner(self, reporter: Reporter, intake: IntakeClient) -> None:
+        if await self._start_process(reporter):
+            await self._follow_process(reporter, intake)
+        self._write_stored(reporter)
+        while not self._folder.is_removed and not await reporter.wait_acknowledged(POLL_S):
+            pass
 
     def _write_stored(self, reporter: Reporter) -> None:
         """Writes ``stored``, once. The agent reports it, too, so no end waits for an unavailable metrics service."""
@@ -366,3 +374,8 @@ class Helper:
         except Exception as error:  # noqa: BLE001 - the edge of storing: no file may keep a job from ending
             log_event("store.failed", why=traceback.format_exc())
             return f"storing its files failed: {error!r}"
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    """Of a task that has ended; None if it was cancelled."""
+    return None if task.cancelled() else task.exception()

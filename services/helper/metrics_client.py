@@ -1,16 +1,19 @@
 """Client of the metrics service: all calls over one connection.
 
 A call raises Unavailable at once while the service is away; the caller waits (``Backoff``) and calls again. After a
-failure the addresses file is read again, because a restarted platform may listen at another address.
+failure the addresses file is read again, because a restarted platform may listen at another address. The connection to
+the former address is closed only after its last call: gRPC cancels the calls of a channel that is closed, and that
+would cancel the tasks that wait for them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc.aio
 
@@ -43,6 +46,9 @@ from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeStub
 from services.core.ports.object_urls import ObjectRequest
 from services.core.runtime.address import Address, TlsAuthority, TlsFiles
 from services.core.runtime.learner_folder import StopMark
+
+if TYPE_CHECKING:
+    from services.core.gen.weft.v1.metrics_pb2_grpc import IntakeAsyncStub
 
 PROTOCOL: Final = 1
 _TIMEOUT_S: Final = 5.0
@@ -79,6 +85,14 @@ class Desired(NamedTuple):
     """It shall end."""
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    address: Address
+    channel: grpc.aio.Channel
+    calls: int = 0
+    """Under way."""
+
+
 class IntakeClient:
     """The calls of ``weft.v1.Intake``, on behalf of one learner. Each raises the errors of the domain's table."""
 
@@ -87,8 +101,10 @@ class IntakeClient:
         self._addresses_file = addresses_file
         self._tls = tls
         self._credential = LearnerCredential(token)
-        self._address: Address | None = None
-        self._channel: grpc.aio.Channel | None = None
+        self._current: _Connection | None = None
+        """For new calls."""
+        self._open: set[_Connection] = set()
+        """With those to former addresses that have calls."""
 
     async def hello(self) -> HelloReply:
         """Returns the committed offset of each of the learner's sources."""
@@ -107,8 +123,7 @@ class IntakeClient:
 
     async def control(self) -> AsyncGenerator[Desired]:
         """What the platform wants, at once and after each change. Ends by an error only."""
-        stub = IntakeStub(await self._connected())
-        async with aclosing(streaming(stub.Control(ControlRequest()))) as replies:
+        async with self._stub() as stub, aclosing(streaming(stub.Control(ControlRequest()))) as replies:
             async for reply in replies:
                 yield _desired(reply)
 
@@ -148,8 +163,8 @@ class IntakeClient:
 
     async def get_object(self, key: str, start: int) -> AsyncGenerator[bytes]:
         """The bytes from ``start`` on. Raises NotFound."""
-        stub = IntakeStub(await self._connected())
-        async with aclosing(streaming(stub.GetObject(GetObjectRequest(key=key, start=start)))) as replies:
+        request = GetObjectRequest(key=key, start=start)
+        async with self._stub() as stub, aclosing(streaming(stub.GetObject(request))) as replies:
             async for reply in replies:
                 yield reply.data
 
@@ -161,35 +176,54 @@ class IntakeClient:
             async for chunk in chunks:
                 yield PutObjectRequest(data=chunk)
 
-        stub = IntakeStub(await self._connected())
         # The channel's interceptors are for calls with one request.
         metadata = (("authorization", self._credential.authorization()),)
-        with translating():
-            await stub.PutObject(messages(), metadata=metadata)
+        async with self._stub() as stub:
+            with translating():
+                await stub.PutObject(messages(), metadata=metadata)
 
     async def close(self) -> None:
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.close()
+        """Cancels the calls under way."""
+        self._current = None
+        while self._open:
+            await self._open.pop().channel.close()
 
     async def _call(self, method: str, request: Any, timeout: float = _TIMEOUT_S) -> Any:
-        stub = IntakeStub(await self._connected())
         try:
-            with translating():
-                return await getattr(stub, method)(request, timeout=timeout)
+            async with self._stub() as stub:
+                with translating():
+                    return await getattr(stub, method)(request, timeout=timeout)
         except Unavailable:
-            await self._close_if_moved()
+            await self._leave_if_moved()
             raise
 
-    async def _connected(self) -> grpc.aio.Channel:
-        if self._channel is None:
-            self._address = self._read_address()
-            self._channel = connect(self._address, self._credential)
-        return self._channel
+    @asynccontextmanager
+    async def _stub(self) -> AsyncGenerator[IntakeAsyncStub]:
+        """For one call within the context. Raises Unavailable if the service has no address."""
+        connection = self._connected()
+        connection.calls += 1
+        try:
+            yield IntakeStub(connection.channel)
+        finally:
+            connection.calls -= 1
+            await self._close_if_left(connection)
 
-    async def _close_if_moved(self) -> None:
-        if self._channel is not None and self._read_address() != self._address:
-            await self.close()
+    def _connected(self) -> _Connection:
+        if self._current is None:
+            address = self._read_address()
+            self._current = _Connection(address, connect(address, self._credential))
+            self._open.add(self._current)
+        return self._current
+
+    async def _leave_if_moved(self) -> None:
+        if self._current is not None and self._read_address() != self._current.address:
+            left, self._current = self._current, None
+            await self._close_if_left(left)
+
+    async def _close_if_left(self, connection: _Connection) -> None:
+        if connection is not self._current and not connection.calls and connection in self._open:
+            self._open.discard(connection)
+            await connection.channel.close()
 
     def _read_address(self) -> Address:
         try:

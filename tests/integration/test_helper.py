@@ -15,8 +15,11 @@ import pytest
 
 from services.core.domain.errors import NoSpace
 from services.core.domain.plan import Input
-from services.core.runtime.learner_folder import LearnerFolder
+from services.core.runtime.learner_folder import LearnerFolder, StopMark
+from services.helper.main import Helper
 from services.helper.metrics_client import IntakeClient
+from services.helper.reporter import Reporter
+from services.helper.shim import ShimWatch
 from services.helper.ship.shipper import Shipper
 from services.helper.spool import Spool
 from tests.testbed.intake import Intake
@@ -119,6 +122,45 @@ async def test_no_line_is_lost_when_the_metrics_service_restarts_at_another_addr
     times = [line.time_ms for _, line in learner.intake.lines]
     assert times == sorted(times)
     assert times[-1] - times[0] >= 500, "lines keep the time at which they were written"
+
+
+@pytest.mark.parametrize(("held", "away"), [("Report", "Append"), ("Append", "Report")])
+async def test_helper_ends_and_no_line_is_lost_when_the_metrics_service_moves_during_a_call(
+    learner: HelperTest, held: str, away: str
+) -> None:
+    # The user saw: the learner was stored, the helper's last log line was append.recovered, and it never ended.
+    learner.reserve("echo x; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.01; done; echo y")
+    learner.start()
+    await until(lambda: learner.intake.text() == ["x"])
+    former, learner.intake = learner.intake, learner.intake.moved(free_address())
+    await learner.intake.start()
+    try:
+        former.hold, former.away = {held}, {away}
+        (learner.folder / "job" / "end").touch()
+        await until(lambda: former.held)
+        learner.metrics_at(learner.intake.address)
+        await until(lambda: learner.intake.appends + learner.intake.sent)
+        await former.stop()
+        last = await learner.ended()
+    finally:
+        await learner.intake.stop()
+    assert (last.phase.value, last.message) == ("STORED", "")
+    assert learner.intake.text() == ["x", "y"]
+
+
+async def test_helper_whose_reporting_fails_ends_so_that_the_next_one_continues(learner: HelperTest) -> None:
+    class FailingWatch(ShimWatch):
+        async def follow_control(self, intake: IntakeClient, reporter: Reporter) -> None:
+            def fail(mark: StopMark) -> None:
+                raise ValueError(mark.cause)
+
+            reporter.on_stop = fail
+
+    learner.intake.stop_learner("halt", 1000)
+    learner.reserve("true")
+    folder = LearnerFolder(learner.folder)
+    with pytest.raises(RuntimeError, match="reporting has ended"):
+        await Helper(folder, FailingWatch(folder)).run()
 
 
 async def test_points_and_progress_are_read_from_reports_and_from_json_on_stdout(learner: HelperTest) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from copy import copy
 from typing import Any, cast
 
 import grpc
@@ -32,6 +33,12 @@ class Intake(IntakeServicer):
         self.current = True
         self.go = True
         self.refuse: WeftError | None = None
+        self.away: set[str] = set()
+        """Names of calls that are answered with Unavailable."""
+        self.hold: set[str] = set()
+        """Names of calls that are never answered."""
+        self.held: list[str] = []
+        """Names of calls that are held."""
         self.poison = ""
         """Batches with this text in a line are invalid."""
         self.gather_ms = 0
@@ -71,6 +78,14 @@ class Intake(IntakeServicer):
             self.address, guard("metrics"), lambda server: add_IntakeServicer_to_server(self, server)
         )
 
+    def moved(self, address: str) -> Intake:
+        """The service at another address, with everything that this one has stored. Both may run."""
+        other = copy(self)
+        other.address, other._server = address, None
+        other.away, other.hold, other.held = set(), set(), []
+        other.appends = other.sent = 0
+        return other
+
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop(None)
@@ -106,6 +121,7 @@ class Intake(IntakeServicer):
         return pb.HelloReply(protocol=1, current=self.current, sources=known, object_calls=calls)
 
     async def Append(self, request: pb.AppendRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.AppendReply:  # noqa: N802
+        await self._lead("Append")
         if self.refuse is not None:
             raise self.refuse
         for batch in request.batches:
@@ -132,6 +148,7 @@ class Intake(IntakeServicer):
         return pb.AppendReply(committed=committed_offsets, gather_ms=self.gather_ms)
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # noqa: N802
+        await self._lead("Report")
         status = load(LearnerStatus, json.loads(request.status))
         self.sent += 1
         last = (self.last.attempt, self.last.seq) if self.last is not None else (0, 0)
@@ -184,6 +201,13 @@ class Intake(IntakeServicer):
     ) -> pb.DeleteObjectReply:
         await self._store("delete", request.key).delete(request.key)
         return pb.DeleteObjectReply()
+
+    async def _lead(self, call: str) -> None:
+        if call in self.away:
+            raise Unavailable(f"{call} is away")
+        if call in self.hold:
+            self.held.append(call)
+            await asyncio.Event().wait()
 
     def _store(self, verb: Verb, key: str) -> FolderObjectStore:
         identity = caller()

@@ -68,6 +68,30 @@ async def test_a_log_is_shown_although_the_metrics_service_is_restarted_while_it
         await server.stop(None)
 
 
+async def test_a_log_is_shown_although_the_metrics_service_moves_while_it_is_read(home: Home) -> None:
+    """The next request closed the connection of the first, whose task was cancelled: it had no answer at all."""
+    client = ServiceClient(home, "metrics", credential("api", "metrics"), reconnect_s=HANG_S)
+    before = Logs(hangs=True)
+    former = await before.serve(str(home.address("metrics")))
+    reading = asyncio.ensure_future(TelemetryClient(client).lines("j-1", LineQuery(), limit=10))
+    current: Listening | None = None
+    try:
+        async with asyncio.timeout(HANG_S):
+            await before.called.wait()
+            home.addresses_file.write_text(json.dumps({"metrics": free_address()}))
+            current = await Logs().serve(str(home.address("metrics")))
+            assert (await TelemetryClient(client).lines("j-1", LineQuery(), limit=10)).through == 7
+            assert not reading.done()
+            await former.stop(None)
+            assert (await reading).through == 7
+    finally:
+        reading.cancel()
+        await client.close()
+        await former.stop(None)
+        if current is not None:
+            await current.stop(None)
+
+
 async def test_a_log_is_refused_soon_if_the_metrics_service_stays_away(home: Home) -> None:
     client = ServiceClient(home, "metrics", credential("api", "metrics"), reconnect_s=0.05)
     try:
