@@ -37,7 +37,7 @@ from tests.testbed.kubernetes.jobs_in_pods import (
     containers,
     end_command,
     files_with,
-    helper_of,
+    helper_process,
     history,
     kill_and_await_gone,
     lines,
@@ -47,7 +47,6 @@ from tests.testbed.kubernetes.jobs_in_pods import (
 )
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.platform_in_pods import KINDS, load_helper_image, objects_left, platform_in_pods
-from tests.testbed.kubernetes.processes import Process
 from tests.testbed.kubernetes.registries import empty_registry, private_registry
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.platform import Platform
@@ -502,13 +501,6 @@ def test_results_are_complete_although_the_helper_is_killed_at_any_of_its_steps(
         job.download(tmp_path / step)
         sizes = [path.stat().st_size for path in (tmp_path / step).rglob("worker-0/*")]
         assert sizes == [200_000] * files[step], step
-
-
-def helper_process(cluster: Cluster, job: Job) -> Process:
-    """Waits until the helper of the job's only learner runs."""
-    process = eventually(lambda: Process.of(helper_of(cluster, job)))
-    assert process is not None
-    return process
 
 
 SHARES: Final = (0.1, 0.2, 0.3) if os.environ.get("WEFT_PROMISE") else (0.3,)

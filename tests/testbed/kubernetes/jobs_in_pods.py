@@ -10,6 +10,7 @@ from typing import Any
 
 from services.core.runtime.pod_layout import HELPER_CONTAINER
 from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.processes import Process
 from tests.waiting import HANG_S, eventually
 from weft._job import Job
 from weft._records import HistoryEvent
@@ -71,7 +72,14 @@ def restarts(cluster: Cluster, job: Job) -> int:
     return int(helper["restartCount"])
 
 
-def helper_of(cluster: Cluster, job: Job) -> int:
+def helper_process(cluster: Cluster, job: Job) -> Process:
+    """Waits until the helper of the job's only learner runs."""
+    process = eventually(lambda: Process.of(_helper_pid(cluster, job)))
+    assert process is not None
+    return process
+
+
+def _helper_pid(cluster: Cluster, job: Job) -> int:
     """The process of its only learner's helper, on this machine; 0 if there is none at the moment."""
     uids = [pod["metadata"]["uid"] for pod in pods(cluster, job)]
     for folder in Path("/proc").iterdir():
