@@ -284,14 +284,17 @@ class Supervisor:
             log.warning("state.not_published", why=str(error))
 
     async def _stop_all(self) -> None:
-        """Stops clients before their servers. No server waits for the broker's worker: its hints may be lost."""
-        stops: list[asyncio.Task[None]] = []
+        """Stops clients before their servers. No server waits for the broker's worker, which ends with the last one."""
+        workers: list[tuple[Running, asyncio.Task[None]]] = []
         for rank in sorted({running.program.stop_rank for running in self.running}):
             at_once = [running for running in self.running if running.program.stop_rank == rank]
-            stopping = {running.program: asyncio.create_task(self._stop(running)) for running in at_once}
-            stops += stopping.values()
-            await asyncio.gather(*(stop for program, stop in stopping.items() if program.essential))
-        await asyncio.gather(*stops)
+            stops = [(running, asyncio.create_task(self._stop(running))) for running in at_once]
+            workers += [(running, stop) for running, stop in stops if not running.program.essential]
+            await asyncio.gather(*(stop for running, stop in stops if running.program.essential))
+        for running, _ in workers:
+            if running.process is not None:  # its hints have no receiver any more
+                send_signal(running.process, signal.SIGKILL)
+        await asyncio.gather(*(stop for _, stop in workers))
 
     async def _stop(self, running: Running) -> None:
         """Stops a program. One that does not drain within ``drain_s`` is killed."""

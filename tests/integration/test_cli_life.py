@@ -436,7 +436,7 @@ def test_ctrl_c_ends_following_but_not_the_job(weft: Weft, weft_up: Platform, co
     # A shell's background commands ignore Ctrl-C, and so do their children: this one is in the foreground.
     hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     follower = subprocess.Popen(
-        [sys.executable, "-c", hears + "from weft._cli.main import main; main()", what, "-f", job],
+        [sys.executable, "-c", hears + "from weft._cli import program; program()", what, "-f", job],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

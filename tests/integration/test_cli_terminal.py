@@ -23,7 +23,7 @@ def submitted(weft: Weft, code: Path, program: str) -> str:
 
 def test_train_on_a_terminal_draws_the_curve_without_prompting(weft_up: Platform, code: Path, tmp_path: Path) -> None:
     out, code_ = in_terminal(
-        [sys.executable, "-c", "from weft._cli.main import main; main()", "train", str(code)],
+        [sys.executable, "-c", "from weft._cli import program; program()", "train", str(code)],
         {**variables(weft_up), "XDG_CONFIG_HOME": str(tmp_path)},
     )
     assert code_ == 0

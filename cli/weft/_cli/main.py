@@ -133,11 +133,6 @@ def _version(ctx: click.Context, given: bool) -> None:
         ctx.exit()
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run one command and leave with its exit code."""
-    sys.exit(run(arguments))
-
-
 def run(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code. Whatever goes wrong is one red line, and a trace only with --debug."""
     call = Call()
