@@ -30,7 +30,7 @@ from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.control_plane import ADDRESS, PORT
 from tests.testbed.kubernetes.doorway import doorway
 from tests.testbed.kubernetes.fault_proxy import FaultProxy, fault_proxy
-from tests.testbed.kubernetes.images import write_images
+from tests.testbed.kubernetes.images import write_private_image
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.jobs_in_pods import (
     await_event,
@@ -417,12 +417,11 @@ def test_image_of_a_private_registry_is_pulled_with_the_secret_of_the_tenant_as_
     client: Client, weft_up: Platform, testbed_cluster: Cluster, tmp_path: Path
 ) -> None:
     node, other = testbed_cluster.nodes
-    archive = next(path for path in write_images(tmp_path) if path.name == "busybox.tar")
     right = {"username": "ada", "password": "canary-of-life"}
     with ExitStack() as stack:
         stack.callback(testbed_cluster.set_gpus, other.name, 4)
         testbed_cluster.set_gpus(other.name, 0)
-        registry = stack.enter_context(private_registry(node.machine.pid, archive, **right))
+        registry = stack.enter_context(private_registry(node.machine.pid, write_private_image(tmp_path), **right))
         fields = {"image": f"{registry}/train:1", "image_pull_secret": "registry", "resources": {**SMALL, "gpus": 1}}
         wanted = spec("echo ran", retries={"backoff": "1s"}, **fields)
         with pytest.raises(InvalidSpec, match="has no secret 'registry'; set it: `weft secret set registry"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -19,7 +18,7 @@ from services.core.ports.cluster import LearnerProcess
 from tests.testbed.gangs import await_exit, learner, start, teardown
 from tests.testbed.kubernetes.accounts import Installed
 from tests.testbed.kubernetes.cluster import Cluster as Machines
-from tests.testbed.kubernetes.images import write_images
+from tests.testbed.kubernetes.images import write_private_image
 from tests.testbed.kubernetes.kubectl import KubectlError
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.registries import private_registry
@@ -49,8 +48,7 @@ class TenantsSecret:
 
 @pytest.fixture(scope="module")
 def registry(testbed_cluster: Machines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("images")
-    archive = next(path for path in write_images(folder) if path.name == "busybox.tar")
+    archive = write_private_image(tmp_path_factory.mktemp("images"))
     node = testbed_cluster.nodes[0].machine.pid
     with private_registry(node, archive, username="ada", password=PASSWORD) as address:
         yield address

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import platform
+import secrets
 import shutil
 import struct
 import subprocess
@@ -29,6 +30,18 @@ _PT_INTERP: Final = 3
 _LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
 _CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+
+
+def write_private_image(folder: Path) -> Path:
+    """Writes the archive of an image with busybox whose id is new each time.
+
+    Once an image was pulled with credentials, a kubelet starts no pod without them in an image of its id, also if that
+    had been loaded before. So it must not be an image of ``write_images``, in which the pods of other tests run.
+    """
+    archive = folder / "private.tar"
+    config = {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], "User": "65534:65534", "Labels": {"id": secrets.token_hex(8)}}
+    write_image(archive, TINY_IMAGE, [_busybox_layer()], config=config)
+    return archive
 
 
 def write_images(folder: Path) -> list[Path]:

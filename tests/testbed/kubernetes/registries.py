@@ -98,7 +98,7 @@ def empty_registry(node_pid: int) -> AbstractContextManager[str]:
 def private_registry(node_pid: int, archive: Path, *, username: str, password: str) -> AbstractContextManager[str]:
     """Within it, the returned host and port are a registry with one image, of any name, for this user alone.
 
-    ``archive``: the image, an OCI archive. ``node_pid``: as above.
+    ``archive``: the image, an OCI archive, e.g. of ``write_private_image``. ``node_pid``: as above.
     """
     return _serving(node_pid, _private(archive, username, password))
 
