@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import grpc.aio
 
-from services.core.adapters.rpc.client import Credential, connect, is_lost, streaming, translating
+from services.core.adapters.rpc.client import Channels, Credential, is_lost, streaming, translating
 from services.core.adapters.rpc.operations import ask_quarantine
 from services.core.domain.errors import Unavailable
 from services.core.domain.sizes import Size, as_devices
@@ -36,7 +36,6 @@ from services.core.ports.metric_store import (
     StoredLine,
     StoredPoint,
 )
-from services.core.runtime.address import Address
 from services.core.runtime.home import Home
 from services.core.runtime.quarantine import QuarantineEntry
 
@@ -53,19 +52,14 @@ _FOLLOW_S: Final = 24 * 3600.0
 
 
 class ServiceClient:
-    """The channel to one other service, by its name in the addresses file.
-
-    Channels to its former addresses stay open: gRPC cancels the calls of a channel that is closed, and that would
-    cancel the requests that wait for them. A service moves seldom, and gRPC disconnects a channel without calls.
-    """
+    """The channel to one other service, by its name in the addresses file."""
 
     def __init__(self, home: Home, name: str, credential: Credential, *, reconnect_s: float = _RECONNECT_S) -> None:
         """``reconnect_s``: how long ``read`` waits for a connection that was lost."""
         self._home = home
         self._reconnect_s = reconnect_s
         self._name = name
-        self._credential = credential
-        self._channels: dict[Address, grpc.aio.Channel] = {}
+        self._channels = Channels(credential)
 
     async def channel(self) -> grpc.aio.Channel:
         """The open channel. Raises Unavailable if the service has no address yet."""
@@ -73,9 +67,7 @@ class ServiceClient:
             address = self._home.address(self._name)
         except Unavailable:
             raise Unavailable(f"the {self._name} service is not there yet", retry_after_s=1) from None
-        if address not in self._channels:
-            self._channels[address] = connect(address, self._credential)
-        return self._channels[address]
+        return self._channels.to(address)
 
     async def read(self, call: Callable[[grpc.aio.Channel], Awaitable[T]]) -> T:
         """The reply to a call that changes nothing, with the errors of the error table.
@@ -107,8 +99,7 @@ class ServiceClient:
 
     async def close(self) -> None:
         """Cancels the calls under way."""
-        while self._channels:
-            await self._channels.popitem()[1].close()
+        await self._channels.close()
 
 
 @dataclass(frozen=True, slots=True)

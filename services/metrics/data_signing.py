@@ -6,14 +6,12 @@ learner's token, which is handed on, so this service can get nothing for learner
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import grpc.aio
 import structlog
 
-from services.core.adapters.rpc.client import Credential, connect, translating
+from services.core.adapters.rpc.client import Channels, Credential, translating
 from services.core.domain.errors import Unauthenticated, Unavailable
 from services.core.domain.tokens import LearnerIdentity
 from services.core.gen.weft.v1 import data_urls_pb2, data_urls_pb2_grpc
@@ -31,8 +29,8 @@ class DataSigning:
 
         ``credential``: for calls of the api.
         """
-        self._signing, self._address, self._credential = signing, address, credential
-        self._channels: dict[Address, grpc.aio.Channel] = {}
+        self._signing, self._address = signing, address
+        self._channels = Channels(credential)
 
     async def url(self, learner: LearnerIdentity, token: str, *, mount: str, key: str, after: str) -> str:
         """A URL for the object ``key``, or without one for the page of the list after the token ``after``.
@@ -41,7 +39,7 @@ class DataSigning:
         cannot be used; StaleFence if the attempt is not current; Unavailable if the api or a store is away.
         """
         await self._signing.authorize(learner, [])
-        stub = data_urls_pb2_grpc.DataUrlsStub(self._channel())
+        stub = data_urls_pb2_grpc.DataUrlsStub(self._channels.to(self._address()))
         request = data_urls_pb2.SignInputRequest(learner=token, mount=mount, key=key, after=after)
         try:
             with translating("the api"):
@@ -50,11 +48,5 @@ class DataSigning:
             log.warning("input.not_signed", job=learner.job, why=refused.message)
             raise Unavailable("the api does not accept the metrics service's call") from None
 
-    def _channel(self) -> grpc.aio.Channel:
-        address = self._address()
-        if address not in self._channels:
-            self._channels[address] = connect(address, self._credential)
-        return self._channels[address]
-
     async def close(self) -> None:
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await self._channels.close()

@@ -124,6 +124,30 @@ def connect(address: Address | str, credential: Credential, *, server_name: str 
     return _dial(address, server_name, _UnaryCredential(credential), _StreamCredential(credential))
 
 
+class Channels:
+    """Channels to a service whose address may change, one for each address.
+
+    Channels to former addresses stay open: gRPC cancels the calls of a channel that is closed, and that would cancel
+    the tasks that wait for them. A service moves seldom, and gRPC disconnects a channel without calls.
+    """
+
+    def __init__(self, credential: Credential) -> None:
+        """``credential``: for calls of the service."""
+        self._credential = credential
+        self._open: dict[Address, grpc.aio.Channel] = {}
+
+    def to(self, address: Address) -> grpc.aio.Channel:
+        """Returns the channel to the address. It connects at its first call. Raises as ``dial``."""
+        if address not in self._open:
+            self._open[address] = connect(address, self._credential)
+        return self._open[address]
+
+    async def close(self) -> None:
+        """Cancels the calls under way."""
+        while self._open:
+            await self._open.popitem()[1].close()
+
+
 def connect_for_callers(address: Address | str, *, server_name: str | None = None) -> grpc.aio.Channel:
     """As ``connect``, but each call must bring its credential: one that was received is handed on."""
     return _dial(address, server_name)

@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import grpc.aio
 import structlog
 
 from services.core.adapters.hint_instrumentation import DROPPED, SENT
-from services.core.adapters.rpc.client import Credential, connect, translating
+from services.core.adapters.rpc.client import Channels, Credential, translating
 from services.core.domain.errors import InvalidRequest, Unavailable
 from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.hints import Hints
@@ -36,29 +35,23 @@ class Nudges:
         ``credential``: service -> the credential for calls of it.
         """
         self._address = address
-        self._credential = credential
-        self._channels: dict[Address, grpc.aio.Channel] = {}
+        self._channels = {service: Channels(credential(service)) for service in set(SERVICES.values())}
 
     async def nudge(self, topic: str, job_id: str, traceparent: str) -> None:
         """Returns when the service has heard of it. InvalidRequest for a topic nobody listens to; Unavailable."""
         service = SERVICES.get(topic)
         if service is None:
             raise InvalidRequest(f"there is no topic '{topic}'; there are: {', '.join(SERVICES)}")
-        channel = self._channel(self._address(service), service)
+        channel = self._channels[service].to(self._address(service))
         request = control_pb2.NudgeRequest(topic=topic, job_id=job_id)
         metadata = (("traceparent", traceparent),) if traceparent else ()
         with translating():
             await control_pb2_grpc.ControlStub(channel).Nudge(request, timeout=_TIMEOUT_S, metadata=metadata)
 
-    def _channel(self, address: Address, service: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = connect(address, self._credential(service))
-        return self._channels[address]
-
     async def close(self) -> None:
         """Cuts off what is under way."""
-        for channel in self._channels.values():
-            await channel.close()
+        for channels in self._channels.values():
+            await channels.close()
 
 
 class RpcHints:

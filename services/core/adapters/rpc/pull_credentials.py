@@ -5,14 +5,12 @@ See docs/adr/0008-secrets.md.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import grpc.aio
 import structlog
 
-from services.core.adapters.rpc.client import Credential, connect, translating
+from services.core.adapters.rpc.client import Channels, Credential, translating
 from services.core.domain.errors import Internal, PermissionDenied, SecretsUnavailable, Unauthenticated, Unavailable
 from services.core.gen.weft.v1 import pull_secrets_pb2, pull_secrets_pb2_grpc
 from services.core.runtime.address import Address
@@ -27,12 +25,12 @@ class ApiPullCredentials:
 
         ``credential``: for calls of the api.
         """
-        self._address, self._credential = address, credential
-        self._channels: dict[Address, grpc.aio.Channel] = {}
+        self._address = address
+        self._channels = Channels(credential)
 
     async def docker_config(self, job: str, *, attempt: int, term: int) -> str:
         """See ``services.core.ports.pull_credentials``. No refusal of the service itself is a fault of the job."""
-        stub = pull_secrets_pb2_grpc.PullSecretsStub(self._channel())
+        stub = pull_secrets_pb2_grpc.PullSecretsStub(self._channels.to(self._address()))
         request = pull_secrets_pb2.DockerConfigRequest(job=job, attempt=attempt, term=term)
         try:
             with translating("the api"):
@@ -43,11 +41,5 @@ class ApiPullCredentials:
             log.warning("pull_credentials.not_read", job=job, why=refused.message)
             raise SecretsUnavailable("the api does not give the credentials of the image now") from None
 
-    def _channel(self) -> grpc.aio.Channel:
-        address = self._address()
-        if address not in self._channels:
-            self._channels[address] = connect(address, self._credential)
-        return self._channels[address]
-
     async def close(self) -> None:
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        await self._channels.close()
