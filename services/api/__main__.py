@@ -29,7 +29,7 @@ def main() -> int:
         home = settings.installation
         async with (
             open_services(settings, stopping=service.stopping, registry=prometheus_client.REGISTRY) as (services, _),
-            serving_inner(home.address("api-inner"), guard, services, learners),
+            serving_inner(home.address("api-inner"), guard, services.data_urls, services.pull_secrets, learners),
         ):
             server = rest_server(services, home.address("api"), held=held.get("api"))
             service.checks.update(services.checks)

@@ -11,19 +11,25 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import structlog
-
 from services.core.adapters.s3.bucket import Bucket, Credentials
 from services.core.adapters.s3.signing import Signer
-from services.core.domain.errors import Conflict, Internal, PermissionDenied, StaleFence, Unavailable
-from services.core.domain.s3_data import NEEDED_KEYS, REGION, SESSION_TOKEN, S3Objects, s3_location, s3_objects
+from services.core.domain.errors import PermissionDenied, SecretInvalid, SecretsUnavailable, StaleFence, Unavailable
+from services.core.domain.s3_data import (
+    HOW_TO_SET,
+    REGION,
+    SESSION_TOKEN,
+    S3Objects,
+    s3_location,
+    s3_objects,
+    wrong_credentials,
+)
 from services.core.domain.spec import parse_spec
 from services.core.domain.status import ADMITTED
 from services.core.domain.tokens import LearnerIdentity
 from services.core.ports.clock import Clock
 from services.core.ports.job_store import JobStore
 from services.core.ports.secret_store import SecretStore
-from services.core.use_cases.tenant_secrets import read_secret
+from services.core.use_cases.tenant_secrets import read_needed_secret
 
 _KEPT: Final = 1_000
 """Inputs whose data store is cached; each takes about 500 bytes."""
@@ -31,7 +37,6 @@ _CURRENT_S: Final = 5.0
 """So long the job document is not read again: an input of 100,000 objects makes as many calls."""
 _PAGE: Final = "1000"
 """Objects in a page of a list."""
-log = structlog.get_logger()
 
 
 class _Source(NamedTuple):
@@ -94,18 +99,14 @@ class DataUrls:
         raise PermissionDenied("the job has no input of type s3 in this folder")
 
     async def _credentials(self, tenant: str, name: str) -> Credentials:
-        how = f"set it with `weft secret set {name} access_key=@FILE secret_key=@FILE`, and submit the job again"
+        how = f"set it with {HOW_TO_SET.format(name=name)}, and submit the job again"
         try:
-            secret = await read_secret(self._secrets, tenant, name)
-        except (Internal, Conflict):
-            raise PermissionDenied(f"the secret '{name}' cannot be read; {how}") from None
-        except Unavailable as away:
-            log.warning("secret.unreadable", tenant=tenant, secret=name, why=away.message)
-            raise Unavailable("the platform cannot read tenants' secrets now") from None
-        if secret is None:
-            raise PermissionDenied(f"there is no secret '{name}' any more; {how}")
-        missing = " and ".join(key for key in NEEDED_KEYS if key not in secret.values)
-        if missing:
-            raise PermissionDenied(f"the secret '{name}' has no {missing} any more; {how}")
+            secret = await read_needed_secret(self._secrets, tenant, name)
+        except SecretInvalid as invalid:
+            raise PermissionDenied(f"{invalid.message}; {how}") from None
+        except SecretsUnavailable as away:  # helpers of an older version do not know this error
+            raise Unavailable(away.message) from None
+        if wrong := wrong_credentials(secret.values):
+            raise PermissionDenied(f"the secret '{name}' {wrong} any more; {how}")
         values = secret.values
         return Credentials(values["access_key"], values["secret_key"], values.get(SESSION_TOKEN, ""))

@@ -11,8 +11,6 @@ from __future__ import annotations
 import structlog
 
 from services.core.domain.errors import (
-    Conflict,
-    Internal,
     InvalidRequest,
     NotFound,
     SecretInvalid,
@@ -25,7 +23,7 @@ from services.core.domain.spec import parse_spec
 from services.core.domain.status import ADMITTED
 from services.core.ports.job_store import JobStore
 from services.core.ports.secret_store import SecretStore
-from services.core.use_cases.tenant_secrets import read_secret
+from services.core.use_cases.tenant_secrets import read_needed_secret
 
 log = structlog.get_logger()
 
@@ -62,14 +60,9 @@ class PullSecrets:
     async def _read(self, tenant: str, name: str, image: str) -> str:
         how = f"set it with {HOW_TO_SET.format(name=name)}, and submit the job again"
         try:
-            secret = await read_secret(self._secrets, tenant, name)
-        except (Internal, Conflict):
-            raise SecretInvalid(f"image_pull_secret: the secret '{name}' cannot be read; {how}") from None
-        except Unavailable as away:
-            log.warning("secret.unreadable", tenant=tenant, secret=name, why=away.message)
-            raise SecretsUnavailable("the platform cannot read tenants' secrets now") from None
-        if secret is None:
-            raise SecretInvalid(f"image_pull_secret: there is no secret '{name}' any more; {how}")
+            secret = await read_needed_secret(self._secrets, tenant, name)
+        except SecretInvalid as invalid:
+            raise SecretInvalid(f"image_pull_secret: {invalid.message}; {how}") from None
         try:
             return docker_config(secret.values, image)
         except InvalidRequest as wrong:

@@ -17,9 +17,8 @@ import structlog
 
 from services.api.access import Principal
 from services.api.params import wrong_field
+from services.core.domain import registry_credentials, s3_data
 from services.core.domain.errors import Conflict, FieldError, Internal, InvalidSpec, NotFound
-from services.core.domain.registry_credentials import HOW_TO_SET, wrong_credentials
-from services.core.domain.s3_data import NEEDED_KEYS
 from services.core.domain.spec import JobSpec
 from services.core.ports.clock import Clock
 from services.core.ports.secret_store import SecretStore
@@ -147,23 +146,17 @@ def _needed(spec: JobSpec) -> list[_Needed]:
         _Needed(
             f"/data_stores/{index}/secret",
             store.secret,
-            f"`weft secret set {store.secret} access_key=@FILE secret_key=@FILE`",
-            _missing_keys,
+            s3_data.HOW_TO_SET.format(name=store.secret),
+            s3_data.wrong_credentials,
         )
         for index, store in enumerate(spec.data_stores)
         if store.type == "s3" and store.secret is not None
     ]
     if spec.image_pull_secret is not None and spec.image is not None:
         name = spec.image_pull_secret
-        wrong = partial(wrong_credentials, image=spec.image)
-        needed.append(_Needed("/image_pull_secret", name, HOW_TO_SET.format(name=name), wrong))
+        wrong = partial(registry_credentials.wrong_credentials, image=spec.image)
+        needed.append(_Needed("/image_pull_secret", name, registry_credentials.HOW_TO_SET.format(name=name), wrong))
     return needed
-
-
-def _missing_keys(values: Mapping[str, str]) -> str:
-    """What a secret lacks for data stores of type s3."""
-    missing = " and ".join(key for key in NEEDED_KEYS if key not in values)
-    return f"has no {missing}" if missing else ""
 
 
 def _shown(name: str, sealed: StoredSecret | None) -> TenantSecret:

@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -56,13 +55,6 @@ SPEC = {
 TERM = 3
 
 
-class Services(NamedTuple):
-    """What the inner address offers."""
-
-    data_urls: DataUrls
-    pull_secrets: PullSecrets
-
-
 class Inner:
     def __init__(self, address: Address, learner: LearnerIdentity, secrets: FolderSecretStore) -> None:
         self.address, self.learner, self.secrets = address, learner, secrets
@@ -95,8 +87,8 @@ async def inner(tmp_path: Path) -> AsyncIterator[Inner]:
     login = StoredSecret(created=1, changed=1, changed_by="", values={"username": "ada", "password": "canary"})
     await secrets.put(stored_name("acme", "registry"), encoded(login))
     address = Address(free_address())
-    services = Services(DataUrls(jobs, secrets, SystemClock()), PullSecrets(jobs, secrets))
-    async with serving_inner(address, guard("api"), services, LearnerTokenVerifier(public_keys())):
+    urls, pull = DataUrls(jobs, secrets, SystemClock()), PullSecrets(jobs, secrets)
+    async with serving_inner(address, guard("api"), urls, pull, LearnerTokenVerifier(public_keys())):
         yield Inner(address, LearnerIdentity(job.id, "acme", 1, "worker", 0, "worker-0"), secrets)
 
 

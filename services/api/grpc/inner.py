@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc.aio
 
@@ -42,24 +42,15 @@ class PullSecretsServicer(pull_secrets_pb2_grpc.PullSecretsServicer):
         return pull_secrets_pb2.DockerConfigReply(config=config)
 
 
-class InnerServices(Protocol):
-    """What the inner address offers."""
-
-    @property
-    def data_urls(self) -> DataUrls: ...
-    @property
-    def pull_secrets(self) -> PullSecrets: ...
-
-
 @asynccontextmanager
 async def serving_inner(
-    address: Address, guard: Guard, services: InnerServices, learners: VerifiesLearners
+    address: Address, guard: Guard, urls: DataUrls, secrets: PullSecrets, learners: VerifiesLearners
 ) -> AsyncGenerator[None]:
     """Within it the server serves. Raises WeftError if the address is taken or unprotected."""
 
     def register(server: grpc.aio.Server) -> None:
-        data_urls_pb2_grpc.add_DataUrlsServicer_to_server(DataUrlsServicer(services.data_urls, learners), server)
-        pull_secrets_pb2_grpc.add_PullSecretsServicer_to_server(PullSecretsServicer(services.pull_secrets), server)
+        data_urls_pb2_grpc.add_DataUrlsServicer_to_server(DataUrlsServicer(urls, learners), server)
+        pull_secrets_pb2_grpc.add_PullSecretsServicer_to_server(PullSecretsServicer(secrets), server)
 
     server = await serve(address, guard, register)
     try:

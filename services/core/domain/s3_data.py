@@ -6,12 +6,15 @@ A plan names them by ``location`` and ``path``, as all inputs; the secret that r
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 REGION: Final = "us-east-1"
 """The region of a data store that names none."""
 NEEDED_KEYS: Final = ("access_key", "secret_key")
 """Keys that a secret has for data stores of type s3."""
+HOW_TO_SET: Final = "`weft secret set {name} access_key=@FILE secret_key=@FILE`"
+"""For messages; ``name``: of the secret."""
 SESSION_TOKEN: Final = "session_token"  # noqa: S105 - the name of a key, not its value
 """A key that it may have as well."""
 _URL: Final = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>.*))?", re.DOTALL)
@@ -37,6 +40,12 @@ class S3Objects(NamedTuple):
     def has(self, key: str) -> bool:
         """Whether the object of this key is one of them."""
         return key.startswith(self.key) if self.is_folder else key == self.key
+
+
+def wrong_credentials(values: Mapping[str, str]) -> str:
+    """Returns what a secret with these values lacks for data stores of type s3; empty: nothing."""
+    missing = " and ".join(key for key in NEEDED_KEYS if key not in values)
+    return f"has no {missing}" if missing else ""
 
 
 def wrong_field(url: str | None, endpoint: str | None, region: str | None) -> str:

@@ -6,9 +6,12 @@ The entry seals the values together with the keys and the times, so a change is 
 from __future__ import annotations
 
 import msgspec
+import structlog
 
-from services.core.domain.errors import Internal
+from services.core.domain.errors import Conflict, Internal, SecretInvalid, SecretsUnavailable, Unavailable
 from services.core.ports.secret_store import SecretStore
+
+log = structlog.get_logger()
 
 
 class StoredSecret(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,3 +46,20 @@ async def read_secret(store: SecretStore, tenant: str, name: str) -> StoredSecre
         return None if value is None else msgspec.json.decode(value, type=StoredSecret)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         raise Internal("a tenant's secret is damaged; set it again") from None
+
+
+async def read_needed_secret(store: SecretStore, tenant: str, name: str) -> StoredSecret:
+    """Returns a secret that a job needs.
+
+    Raises SecretInvalid for one that is missing or damaged, and SecretsUnavailable if the store is away.
+    """
+    try:
+        secret = await read_secret(store, tenant, name)
+    except (Internal, Conflict):
+        raise SecretInvalid(f"the secret '{name}' cannot be read") from None
+    except Unavailable as away:
+        log.warning("secret.unreadable", tenant=tenant, secret=name, why=away.message)
+        raise SecretsUnavailable("the platform cannot read tenants' secrets now") from None
+    if secret is None:
+        raise SecretInvalid(f"there is no secret '{name}' any more")
+    return secret
