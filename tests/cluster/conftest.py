@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from services.core.adapters.kubernetes.api import Api
 from tests.testbed.kubernetes import programs
 from tests.testbed.kubernetes.access import Access
 from tests.testbed.kubernetes.accounts import Installed, install
@@ -67,6 +68,14 @@ def testbed_cluster(testbed_programs: None, announce: Say) -> Iterator[Cluster]:
 def accounts(testbed_cluster: Cluster) -> Installed:
     """The adapter of these tests acts under the service accounts of an installation, with their rights."""
     return install(testbed_cluster, OPTIONS)
+
+
+@pytest.fixture
+async def api(testbed_cluster: Cluster) -> AsyncGenerator[Api]:
+    """With the rights of an administrator."""
+    connected = Api(testbed_cluster.kubeconfig)
+    yield connected
+    await connected.close()
 
 
 @pytest.fixture(scope="package")

@@ -45,13 +45,6 @@ def small_plan(commands: list[str], **fields: object) -> AttemptPlan:
 
 
 @pytest.fixture
-async def api(testbed_cluster: Machines) -> AsyncGenerator[Api]:
-    connected = Api(testbed_cluster.kubeconfig)
-    yield connected
-    await connected.close()
-
-
-@pytest.fixture
 def status() -> MemoryStatusStore:
     return MemoryStatusStore()
 

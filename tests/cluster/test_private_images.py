@@ -55,13 +55,6 @@ def registry(testbed_cluster: Machines, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-async def api(testbed_cluster: Machines) -> AsyncGenerator[Api]:
-    connected = Api(testbed_cluster.kubeconfig)
-    yield connected
-    await connected.close()
-
-
-@pytest.fixture
 def secret(registry: str, request: pytest.FixtureRequest) -> TenantsSecret:
     return TenantsSecret(f"{registry}/private/{request.node.name[5:25].replace('_', '-')}x:1")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from tests.simulation.document_checker import LIVE, DocumentChecker
 from tests.simulation.learner_checker import ONE_RUN, LearnerChecker, LearnerRecord
@@ -45,6 +45,21 @@ class Declared:
     """``store_timeout`` in seconds."""
     refused: bool
     """The cluster refuses its first attempt."""
+
+    @classmethod
+    def one_learner(cls, cpus: float = 1, *, grace_s: float = 30, store_s: float = 600) -> Self:
+        """A job of ``worker-0``, without retries. The times are a spec's own defaults."""
+        return cls(
+            learners={"worker-0": (cpus, 0)},
+            deciding={"worker-0"},
+            ignored=(),
+            restarted=(),
+            least={},
+            retries=0,
+            grace_s=grace_s,
+            store_s=store_s,
+            refused=False,
+        )
 
 
 @dataclass(frozen=True)

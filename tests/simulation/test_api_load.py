@@ -23,17 +23,7 @@ _MINUTES = 4
 async def submit(platform: PodPlatform) -> str:
     """A job of one learner, which trains until it is stopped."""
     spec = {"name": "digits", "command": "python train.py", "learners": 1, "resources": {"cpus": 0.5}}
-    declared = Declared(
-        learners={"worker-0": (0.5, 0)},
-        deciding={"worker-0"},
-        ignored=(),
-        restarted=(),
-        least={},
-        retries=0,
-        grace_s=30,
-        store_s=600,
-        refused=False,
-    )
+    declared = Declared.one_learner(cpus=0.5)
     job_id = await platform.submit_job(spec, declared)
     platform.simulator.fates[job_id, "worker-0", 1] = Fate(run_s=None)
     return job_id

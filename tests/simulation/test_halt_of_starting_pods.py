@@ -35,17 +35,7 @@ async def halt_while_the_pod_starts(home: Path) -> tuple[bool, str]:
 
     platform.simulated_cluster.on_next_bound = halt
     spec = {"name": "digits", "command": "python train.py", "grace": "1s", "store_timeout": "6s"}
-    declared = Declared(
-        learners={"worker-0": (1, 0)},
-        deciding={"worker-0"},
-        ignored=(),
-        restarted=(),
-        least={},
-        retries=0,
-        grace_s=1,
-        store_s=6,
-        refused=False,
-    )
+    declared = Declared.one_learner(grace_s=1, store_s=6)
     job_id = await platform.submit_job(spec, declared)
     platform.simulator.fates[job_id, "worker-0", 1] = Fate(download_s=0.1, run_s=None, store_s=2)
     job = await platform.reached(job_id, Status.HALTED)

@@ -33,17 +33,7 @@ SPEC = {
 }
 TYPE = "kubernetes.io/dockerconfigjson"
 GUARDIAN = ("guardian", "one")
-ONE = Declared(
-    learners={"worker-0": (1, 0)},
-    deciding={"worker-0"},
-    ignored=(),
-    restarted=(),
-    least={},
-    retries=0,
-    grace_s=30,
-    store_s=600,
-    refused=False,
-)
+ONE = Declared.one_learner()
 
 
 class Bench:
