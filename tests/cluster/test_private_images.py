@@ -135,7 +135,7 @@ async def test_wrong_password_is_reported_with_the_name_of_the_secret_and_withou
     assert await objects(api, gang, "Secret") == []
 
 
-async def test_secret_that_was_made_late_goes_with_its_owner(
+async def test_secret_that_was_made_late_is_removed_with_its_owner(
     cluster: AnnouncingCluster, api: Api, secret: TenantsSecret
 ) -> None:
     gang = a_gang(secret, "exec sleep 1000")

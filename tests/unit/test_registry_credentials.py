@@ -109,7 +109,7 @@ def test_of_a_docker_config_file_only_the_entries_of_the_registry_are_given() ->
         ({".dockerconfigjson": '{"auths": {}}'}, "has no credentials of the image's registry, r.example"),
     ],
 )
-def test_what_is_wrong_with_a_secret_is_said_without_any_of_its_values(values: dict[str, str], wrong: str) -> None:
+def test_message_about_a_wrong_secret_contains_none_of_its_values(values: dict[str, str], wrong: str) -> None:
     message = wrong_credentials(values, "r.example/train")
     assert wrong in message
     assert "canary" not in message

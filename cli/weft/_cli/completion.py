@@ -46,7 +46,7 @@ def complete_jobs(ctx: click.Context, _param: click.Parameter, incomplete: str) 
     items = [CompletionItem("@last", help="the job that you submitted last")]
     items += [CompletionItem(name, help=text) for name, text in offered.items()]
     items += [CompletionItem(id_, help=f"{name} {status}") for id_, name, status in jobs]
-    # Names are what people know. A command with a name that several jobs have says which ids these are.
+    # People know names. Where several jobs have one, the command lists their ids.
     ids = {id_ for id_, _, _ in jobs}
     return [item for item in items if item.value.startswith(incomplete) and (incomplete or item.value not in ids)]
 

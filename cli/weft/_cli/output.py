@@ -109,7 +109,7 @@ def emit(
     """Print an answer.
 
     document: what json and yaml print.
-    people: gives the text for people; told whether it may be wide. Nothing is printed for an empty one.
+    people: is called with whether the text may be wide; returns it. An empty text is not printed.
     names: what `-o name` prints, one per line.
     """
     match call.output:

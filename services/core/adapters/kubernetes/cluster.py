@@ -52,7 +52,7 @@ class KubernetesCluster:
     ) -> None:
         """``status``: for fences, stops, and the helpers' reports. The caller closes it.
 
-        ``credentials``: of the images of jobs; None in a service that provisions nothing.
+        ``credentials``: of the images of jobs, closed with this; None in a service that provisions nothing.
         """
         self._credentials = credentials
         self._api, self._options, self._status, self._now_ms = api, options, status, now_ms
