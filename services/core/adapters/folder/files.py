@@ -100,8 +100,10 @@ def sweep(where: int) -> int:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(name, dir_fd=where)
-            removed += 1
+            if os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=where, follow_symlinks=False)):
+                os.unlink(name, dir_fd=where)
+                removed += 1
+            # Else another sweep removed the file that was opened, and its writer has made it anew.
         except OSError:
             continue
         finally:
