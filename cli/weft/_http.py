@@ -27,7 +27,6 @@ from weft._wire import (
     DELETED,
     FIRST_RETRY_FOR_S,
     RETRY_FOR_S,
-    Answer,
     json_object,
     once_only,
     pause_s,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from weft._httpx import Stream
+    from weft.http_exchange import Answer
 
 T = TypeVar("T")
 _UPLOAD_ANSWER_S = 300.0

@@ -11,7 +11,7 @@ import httpx2
 from weft._errors import InvalidRequest
 from weft._httpx_errors import client_options, timeout, typed_errors
 from weft._profile import Profile
-from weft._wire import Answer, is_success
+from weft.http_exchange import Answer, is_success
 
 
 class Stream:

@@ -14,11 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import weft  # its records, such as weft.LogLine, are loaded where they are first used: that takes 4 ms
 from weft._errors import InvalidRequest, InvalidSpec, NotFinished, NotFound, WeftError
 from weft._follow import Follow
 from weft._http import Http
 from weft._job import Job
-from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 from weft._to_thread import to_thread
 from weft._upload import CountedFile
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from weft._archive import Archive
+    from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 
 JOBS: Final = "/v1/jobs"
 _LONGEST_POLL_S: Final = 1.0
@@ -248,7 +249,7 @@ class Jobs:
     def history(self, id: str, *, after: int | None = None) -> builtins.list[HistoryEvent]:  # noqa: A002
         """Every change of the job's status, oldest first."""
         answer = self._http.json("GET", _path(id, "history"), params={"after": after})
-        return [HistoryEvent.of(event) for event in answer["events"]]
+        return [weft.HistoryEvent.of(event) for event in answer["events"]]
 
     def explain(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Why the job is in the state it is in, in words: `summary` and `hints`."""
@@ -339,7 +340,7 @@ class Jobs:
         path = _path(id, "logs")
         pages = self._pages(path, "lines", params) if tail is None else self._last(path, params, tail)
         for entry in pages:
-            yield LogLine.of(entry)
+            yield weft.LogLine.of(entry)
 
     def _last(self, path: str, params: Mapping[str, Any], tail: int) -> Iterator[dict[str, Any]]:
         """The last ``tail`` lines, page by page from the end. A search that stopped for its time is continued."""
@@ -377,7 +378,7 @@ class Jobs:
     ) -> Follow:
         """The job's output as it comes; every line once, over any number of broken connections.
 
-        Iterate over its events and read `LogLine.of(event.data)`, or use `Job.logs(follow=True)`. After the last
+        Iterate over its events and read `weft.LogLine.of(event.data)`, or use `Job.logs(follow=True)`. After the last
         event, `.end` says how the job ended. ``after``: the `seq` of the last line that was seen.
         """
         params = _log_params(rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search)
@@ -401,7 +402,7 @@ class Jobs:
         """
         params = {"series": True, "name": _names(name), "rank": rank, "attempt": attempt, "max_points": max_points}
         answer = self._http.json("GET", _path(id, "metrics"), params=params)
-        return [Series.of(series) for series in answer["series"]]
+        return [weft.Series.of(series) for series in answer["series"]]
 
     def metrics(
         self,
@@ -439,7 +440,7 @@ class Jobs:
         """Every stored point, as it was reported, in order."""
         params = {"name": _names(name), "rank": rank}
         for point in self._pages(_path(id, "metrics"), "points", params):
-            yield Point.of(point)
+            yield weft.Point.of(point)
 
     def follow_metrics(
         self,
@@ -471,7 +472,7 @@ class Jobs:
             params = {"prefix": prefix, "attempt": attempt, "after": after, "limit": 1000}
             page = self._http.json("GET", _path(id, "artifacts"), params=params)
             for artifact in page["artifacts"]:
-                yield Artifact.of(artifact)
+                yield weft.Artifact.of(artifact)
             after = page.get("next")
             if not after:
                 return

@@ -1,4 +1,4 @@
-"""Requests to a platform on this machine, over `http.client`: no TLS, no proxy, no redirect.
+"""Requests to a platform on this machine, over plain sockets: no TLS, no proxy, no redirect.
 
 Connections are kept and used again, each by one request at a time. A kept connection that the platform has closed
 meanwhile is readable (its end can be read): it is replaced before anything is sent.
@@ -7,16 +7,15 @@ meanwhile is readable (its end can be read): it is replaced before anything is s
 from __future__ import annotations
 
 import json
-import select
 import socket
 from collections import deque
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from weft._profile import Profile, is_loopback
-from weft._wire import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, Answer, broken, common_headers, never_sent, timed_out
+from weft._wire import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, broken, common_headers, never_sent, timed_out
+from weft.http_exchange import Answer, HttpConnection, HttpError
 
 _MOST_KEPT: Final = 8
 
@@ -40,8 +39,9 @@ class Loopback:
         parts = urlsplit(profile.url)
         self._url, self._home = profile.url, profile.home
         self._host, self._port, self._prefix = parts.hostname or "", parts.port or 80, parts.path.rstrip("/")
+        self._netloc = parts.netloc
         self._headers = {"Accept": "application/json", **common_headers(profile)}
-        self._idle: deque[HTTPConnection] = deque()
+        self._idle: deque[HttpConnection] = deque()
 
     def close(self) -> None:
         while self._idle:
@@ -55,59 +55,42 @@ class Loopback:
         if params:
             target += f"?{urlencode(params, doseq=True)}"
         sent = {**self._headers, **headers}
-        content = None if body is None else json.dumps(body, allow_nan=False).encode()
-        if content is not None:
+        content = b""
+        if body is not None:
+            content = json.dumps(body, allow_nan=False).encode()
             sent["Content-Type"] = "application/json"
         connection = self._connection()
         try:
-            connection.request(method, target, body=content, headers=sent)
-            response = connection.getresponse()
-            answer = Answer(
-                response.status, {name.lower(): value for name, value in response.headers.items()}, response.read()
-            )
+            answer = connection.exchange(method, target, sent, content)
         except BaseException as failed:
             connection.close()
             if isinstance(failed, TimeoutError):
                 raise timed_out(self._url) from failed
-            if isinstance(failed, (OSError, HTTPException)):
+            if isinstance(failed, (OSError, HttpError)):
                 raise broken(self._url, failed) from failed
             raise
-        if response.will_close or len(self._idle) >= _MOST_KEPT:
-            connection.close()
-        else:
+        if connection.is_reusable() and len(self._idle) < _MOST_KEPT:
             self._idle.append(connection)
+        else:
+            connection.close()
         return answer
 
-    def _connection(self) -> HTTPConnection:
+    def _connection(self) -> HttpConnection:
         """A connection that is open. Raises NeverSent if none can be made."""
         while True:
             try:
                 kept = self._idle.pop()
             except IndexError:
                 break
-            if _is_open(kept):
+            if kept.is_open():
                 return kept
             kept.close()
-        connection = _Connection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        # As bytes: Python loads its tables of Unicode for a host that is text.
+        host: Any = self._host.encode()  # the stubs of create_connection know text only
         try:
-            connection.connect()
+            connected = socket.create_connection((host, self._port), CONNECT_TIMEOUT_S)
         except OSError as failed:
-            connection.close()
             raise never_sent(self._url, self._host, failed, home=self._home) from failed
-        connection.sock.settimeout(ANSWER_TIMEOUT_S)
-        return connection
-
-
-class _Connection(HTTPConnection):
-    def connect(self) -> None:
-        """As the base class; the host's name is given as bytes, since Python loads its tables of Unicode for text."""
-        host: Any = self.host.encode()  # the stubs of create_connection know text only
-        self.sock = socket.create_connection((host, self.port), self.timeout)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _is_open(connection: HTTPConnection) -> bool:
-    """Whether nothing is to be read: neither the connection's end nor bytes that belong to no request."""
-    poll = select.poll()
-    poll.register(connection.sock, select.POLLIN)
-    return not poll.poll(0)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.settimeout(ANSWER_TIMEOUT_S)
+        return HttpConnection(connected, self._netloc)

@@ -5,18 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-
-def parse_time(text: str) -> datetime:
-    """An RFC 3339 time, aware, in UTC."""
-    return datetime.fromisoformat(text)
-
-
-def time_text(time: datetime) -> str:
-    """An RFC 3339 time in UTC with milliseconds and Z, as the API writes it."""
-    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+from weft._times import parse_time, time_text
 
 
 def value_json(value: float) -> float | str:

@@ -1,7 +1,7 @@
 """The transport of the synchronous client: its own for a platform on this machine, else the HTTP library's.
 
 The HTTP library takes 60 ms to import, as long as all else that `weft list` does. A request to a platform on loopback
-needs none of what it adds (TLS, proxies), so it goes over `http.client`. Uploads and streams always use the library.
+needs none of what it adds (TLS, proxies), so it goes over a plain socket. Uploads and streams always use the library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft._loopback import Loopback, is_plain_loopback
 from weft._profile import Profile
-from weft._wire import Answer
+from weft.http_exchange import Answer
 
 if TYPE_CHECKING:
     import httpx2

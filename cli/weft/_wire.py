@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from weft._errors import ConnectionFailed, InvalidRequest, Unavailable, WeftError, from_problem
 from weft._profile import Profile, is_loopback
 from weft._version import SDK_VERSION
+from weft.http_exchange import Answer
 
 # How long a request is tried before and after the platform has answered this client, in seconds. An api that dies is
 # back within 2 s (promises.md, R6); 20 s also covers a machine that is starting.
@@ -26,24 +26,7 @@ ANSWER_TIMEOUT_S = 30.0
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole answer of the platform. The names of ``headers`` are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def is_success(self) -> bool:
-        return is_success(self.status)
-
-
 DELETED: Final = Answer(204, {}, b"")
-
-
-def is_success(status: int) -> bool:
-    return 200 <= status < 300
 
 
 def _chance() -> float:

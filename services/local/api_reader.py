@@ -1,18 +1,19 @@
 """Reads the api of the platform on this machine, with the first administrator's key: for `weft status` and `weft down`.
 
-``http.client`` alone: these commands load no other HTTP library, and loopback is never behind a proxy.
+Over a plain socket: these commands load no large HTTP library, and loopback is never behind a proxy.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException
 from typing import Any
 
 from services.core.adapters.folder.secret_files import SecretFiles
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.home import Home
+from weft.http_exchange import HttpConnection, HttpError
 
 
 def admin_key(home: Home) -> str:
@@ -32,15 +33,16 @@ def read_api(home: Home, path: str, *, timeout_s: float) -> Any:
     """The JSON of one GET. Raises Unavailable, or another WeftError, if there is no such answer."""
     host, port = home.address("api").host_port
     key = admin_key(home)
-    connection = HTTPConnection(host, port, timeout=timeout_s)
+    # As bytes: Python loads its tables of Unicode for a host that is text.
+    address: Any = (host.encode(), port)  # the stubs of create_connection know text only
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {key}"})
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != HTTPStatus.OK:
-            raise Unavailable(f"the api answers with HTTP {response.status}")
-        return json.loads(body)
-    except (OSError, ValueError, HTTPException) as failed:
+        connection = HttpConnection(socket.create_connection(address, timeout_s), f"{host}:{port}")
+        try:
+            answer = connection.exchange("GET", path, {"Authorization": f"Bearer {key}"})
+        finally:
+            connection.close()
+        if answer.status != HTTPStatus.OK:
+            raise Unavailable(f"the api answers with HTTP {answer.status}")
+        return json.loads(answer.body)
+    except (OSError, ValueError, HttpError) as failed:
         raise Unavailable(f"the api does not answer: {failed}") from failed
-    finally:
-        connection.close()

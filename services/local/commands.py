@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -238,6 +237,8 @@ class Platform(Backups):
             if not (place / "VERSION").exists():
                 raise InvalidRequest(f"{place.root} is not a Weft folder (it has no VERSION file); nothing was removed")
             report(f"removing {place.root}")
+            import shutil
+
             shutil.rmtree(place.root)
         return {
             "home": str(place.root),

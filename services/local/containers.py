@@ -14,7 +14,7 @@ made anew. No value is in the environment of a container (docs/adr/0020-containe
 from __future__ import annotations
 
 import argparse
-import http.client
+import http
 import json
 import os
 import sys
@@ -29,6 +29,7 @@ from services.core.runtime.home import SOCKETS, Home, default_home
 from services.core.runtime.operations_client import read_operations
 from services.local.container_files import ADMIN_KEY, Volume, volumes
 from services.local.layout import prepare
+from weft.http_exchange import HttpError
 
 INSTALLATION: Final = Path("/installation")
 VOLUMES: Final = Path("/volumes")
@@ -117,7 +118,7 @@ def why_not_ready(home: Home, path: str = "/readyz") -> str:
         key = (home / "secrets" / escaped(ADMIN_KEY)).read_text().strip()
         headers = {"Authorization": f"Bearer {key}"}
         answer = read_operations(address, path, timeout_s=_READY_TIMEOUT_S, headers=headers)
-    except (OSError, http.client.HTTPException, WeftError) as error:
+    except (OSError, HttpError, WeftError) as error:
         return f"{name} does not answer: {error}"
     return "" if answer.status == http.HTTPStatus.OK else answer.body.decode(errors="replace")
 

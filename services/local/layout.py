@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 import sys
 from contextlib import ExitStack, suppress
@@ -80,6 +79,8 @@ def listen_lasting(host: str, *, first: int = 0) -> socket.socket:
     connection while its service restarts, and the service could not listen on it again.
     """
     low, high = _ephemeral()
+    import random  # noqa: PLC0415 - `weft status` loads this module, and opens no port
+
     drawn = random.SystemRandom().choices(_PORTS, k=_PORT_TRIES)
     for port in [first, *(port for port in drawn if not low <= port <= high)]:
         if port:

@@ -5,7 +5,7 @@ It is on the way of `weft status`, so it imports neither asyncio nor a settings 
 
 from __future__ import annotations
 
-import http.client
+import http
 import json
 import os
 import threading
@@ -24,6 +24,7 @@ from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, identify, read_live_process, write_process_file
 from services.local.api_reader import key_or_empty, read_api
 from services.local.quarantine_report import reported_quarantine
+from weft.http_exchange import HttpError
 
 T = TypeVar("T")
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
@@ -42,7 +43,7 @@ def not_ready(home: Home, service: str, key: str) -> str:
         failing = json.loads(answer.body).get("failing", {service: "not ready"})
     except ConnectionRefusedError:  # nothing listens at its socket yet
         return "does not answer"
-    except (OSError, http.client.HTTPException, ValueError, WeftError) as error:  # or it died in its answer
+    except (OSError, HttpError, ValueError, WeftError) as error:  # or it died in its answer
         return str(error) or type(error).__name__
     if answer.status == http.HTTPStatus.OK:
         return ""

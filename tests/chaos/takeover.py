@@ -26,7 +26,7 @@ from tests.testbed.signals import pause
 from tests.waiting import HANG_S
 from weft import Client
 from weft._job import Job
-from weft._records import parse_time
+from weft._times import parse_time
 
 T = TypeVar("T")
 SMALL: Final = {"cpus": 0.1, "memory": "64MiB"}

@@ -16,11 +16,12 @@ from services.core.domain.errors import PermissionDenied, Unauthenticated
 from services.core.domain.service_access import SERVICES
 from services.core.gen.weft.v1 import node_pb2, node_pb2_grpc
 from services.core.runtime.address import Address
-from services.core.runtime.operations_client import OperationsAnswer, read_operations
+from services.core.runtime.operations_client import read_operations
 from services.core.runtime.settings import Settings
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S, eventually
 from weft import Client
+from weft.http_exchange import Answer
 
 SPEC = {"name": "n", "command": "true", "resources": {"cpus": 0.5, "memory": "64MiB"}}
 
@@ -79,7 +80,7 @@ def test_service_with_a_new_key_is_known_to_the_others_without_their_restart(run
     assert {name: running.process(name) for name in others} == others
 
 
-def read(running: Platform, service: str, path: str, authorization: str = "") -> OperationsAnswer:
+def read(running: Platform, service: str, path: str, authorization: str = "") -> Answer:
     headers = {"Authorization": authorization} if authorization else {}
     return read_operations(running.home.address(f"{service}-ops"), path, timeout_s=HANG_S, headers=headers)
 

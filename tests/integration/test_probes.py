@@ -9,15 +9,16 @@ from pathlib import Path
 import httpx2
 
 from services.core.runtime.address import Address
-from services.core.runtime.operations_client import OperationsAnswer, read_operations
+from services.core.runtime.operations_client import read_operations
 from tests.testbed.api import SPEC, a_zip
 from tests.testbed.api_process import ApiProcess, api_processes
 from tests.waiting import HANG_S, until
+from weft.http_exchange import Answer
 
 ROOT = Path(__file__).parents[2]
 
 
-def ask(api: ApiProcess, path: str, key: str = "") -> OperationsAnswer:
+def ask(api: ApiProcess, path: str, key: str = "") -> Answer:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return read_operations(Address(api.operations_address), path, timeout_s=HANG_S, headers=headers)
 

@@ -26,12 +26,13 @@ from services.core.gen.weft.v1 import control_pb2, control_pb2_grpc
 from services.core.ports.hints import Hints
 from services.core.runtime.address import Address
 from services.core.runtime.home import Home
-from services.core.runtime.operations_client import OperationsAnswer, read_operations
+from services.core.runtime.operations_client import read_operations
 from services.core.runtime.settings import Settings
 from tests.testbed.identities import guard, install, operations_headers
 from tests.testbed.redis import Redis
 from tests.testbed.server import free_address
 from tests.waiting import HANG_S, until
+from weft.http_exchange import Answer
 
 
 class Server(Protocol):
@@ -215,7 +216,7 @@ class Worker:
         values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self._ask("metrics").body.decode(), re.MULTILINE)
         return sum(float(value) for value in values)
 
-    def _ask(self, path: str) -> OperationsAnswer:
+    def _ask(self, path: str) -> Answer:
         return read_operations(
             self.home.address("worker-ops"), f"/{path}", timeout_s=HANG_S, headers=operations_headers("worker")
         )

@@ -76,17 +76,20 @@ SLOW_MODULES = {
     "asyncio",
     "concurrent.futures",
     "difflib",
+    "email",
     "hashlib",
+    "http.client",
     "httpcore2",
     "httpx2",
     "importlib.metadata",
     "anyio",
+    "ssl",
     "subprocess",
     "tempfile",
     "urllib.request",
 }
 """Modules that together take longer to import than these commands may take."""
-NOT_FOR_SHOWING = {"services", "encodings.idna", "shutil", "traceback", "unicodedata"}
+NOT_FOR_SHOWING = {"services", "encodings.idna", "shutil", "traceback", "unicodedata", "weft._records"}
 """Of a tenth of the time of `weft list`, which needs none of them."""
 
 

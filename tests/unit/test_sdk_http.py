@@ -19,7 +19,8 @@ from weft._client import Client as TheClient
 from weft._follow import Follow
 from weft._http import Http
 from weft._profile import Profile
-from weft._records import Artifact, parse_time
+from weft._records import Artifact
+from weft._times import parse_time
 from weft._wire import FIRST_RETRY_FOR_S, RETRY_FOR_S, pause_s
 
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}

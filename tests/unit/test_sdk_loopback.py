@@ -14,8 +14,8 @@ from tests.waiting import HANG_S, eventually
 from weft import ConnectionFailed, InvalidRequest
 from weft._loopback import Loopback, is_plain_loopback
 from weft._profile import Profile
-from weft._wire import Answer as Received
 from weft._wire import NeverSent
+from weft.http_exchange import Answer as Received
 
 
 class Platforms:

@@ -14,18 +14,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import weft  # its records, such as weft.LogLine, are loaded where they are first used: that takes 4 ms
 from weft._aio._follow import AsyncFollow
 from weft._aio._http import AsyncHttp
 from weft._aio._job import AsyncJob
 from weft._aio._to_thread import to_thread
 from weft._errors import InvalidRequest, InvalidSpec, NotFinished, NotFound, WeftError
-from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 from weft._upload import CountedFile
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from weft._archive import Archive
+    from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 
 JOBS: Final = "/v1/jobs"
 _LONGEST_POLL_S: Final = 1.0
@@ -248,7 +249,7 @@ class AsyncJobs:
     async def history(self, id: str, *, after: int | None = None) -> builtins.list[HistoryEvent]:  # noqa: A002
         """Every change of the job's status, oldest first."""
         answer = await self._http.json("GET", _path(id, "history"), params={"after": after})
-        return [HistoryEvent.of(event) for event in answer["events"]]
+        return [weft.HistoryEvent.of(event) for event in answer["events"]]
 
     async def explain(self, id: str) -> dict[str, Any]:  # noqa: A002
         """Why the job is in the state it is in, in words: `summary` and `hints`."""
@@ -339,7 +340,7 @@ class AsyncJobs:
         path = _path(id, "logs")
         pages = self._pages(path, "lines", params) if tail is None else self._last(path, params, tail)
         async for entry in pages:
-            yield LogLine.of(entry)
+            yield weft.LogLine.of(entry)
 
     async def _last(self, path: str, params: Mapping[str, Any], tail: int) -> AsyncIterator[dict[str, Any]]:
         """The last ``tail`` lines, page by page from the end. A search that stopped for its time is continued."""
@@ -378,7 +379,7 @@ class AsyncJobs:
     ) -> AsyncFollow:
         """The job's output as it comes; every line once, over any number of broken connections.
 
-        Iterate over its events and read `LogLine.of(event.data)`, or use `Job.logs(follow=True)`. After the last
+        Iterate over its events and read `weft.LogLine.of(event.data)`, or use `Job.logs(follow=True)`. After the last
         event, `.end` says how the job ended. ``after``: the `seq` of the last line that was seen.
         """
         params = _log_params(rank=rank, role=role, attempt=attempt, stream=stream, since=since, search=search)
@@ -402,7 +403,7 @@ class AsyncJobs:
         """
         params = {"series": True, "name": _names(name), "rank": rank, "attempt": attempt, "max_points": max_points}
         answer = await self._http.json("GET", _path(id, "metrics"), params=params)
-        return [Series.of(series) for series in answer["series"]]
+        return [weft.Series.of(series) for series in answer["series"]]
 
     async def metrics(
         self,
@@ -440,7 +441,7 @@ class AsyncJobs:
         """Every stored point, as it was reported, in order."""
         params = {"name": _names(name), "rank": rank}
         async for point in self._pages(_path(id, "metrics"), "points", params):
-            yield Point.of(point)
+            yield weft.Point.of(point)
 
     def follow_metrics(
         self,
@@ -472,7 +473,7 @@ class AsyncJobs:
             params = {"prefix": prefix, "attempt": attempt, "after": after, "limit": 1000}
             page = await self._http.json("GET", _path(id, "artifacts"), params=params)
             for artifact in page["artifacts"]:
-                yield Artifact.of(artifact)
+                yield weft.Artifact.of(artifact)
             after = page.get("next")
             if not after:
                 return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from weft._cli.chart import thin
 from weft._cli.text import number, one_line
-from weft._records import Point
+
+if TYPE_CHECKING:
+    from weft._records import Point
 
 # Beyond this a curve is thinned out, keeping its lows and highs: a screen shows a few hundred points.
 _MOST: Final = 4000

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from weft._cli.output import Column, table
 from weft._cli.text import ago, amount, number, size, span
-from weft._records import parse_time
+from weft._times import parse_time
 
 MOST_SORTED: Final = 10_000
 """Jobs that are read to be sorted."""

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import click
 
-from weft._records import Series, time_text, value_json
+from weft._records import Series, value_json
+from weft._times import time_text
 
 COLUMNS: Final = ("job", "metric", "context", "role", "rank", "attempt", "step", "time", "value")
 """``context``: the labels as JSON, empty without any. ``step``: empty where none was given."""

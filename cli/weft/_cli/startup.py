@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from weft._cli.text import one_line, size, span
-from weft._records import parse_time
+from weft._times import parse_time
 
 _STEPS: Final[Mapping[str, str]] = {
     "queue": "waited in the queue",

@@ -31,7 +31,8 @@ from weft._cli.text import fitted, one_line, span
 from weft._errors import WeftError
 from weft._follow import End, Event, Follow
 from weft._job import Job
-from weft._records import HistoryEvent, LogLine, Point, parse_time
+from weft._records import HistoryEvent, LogLine, Point
+from weft._times import parse_time
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -93,7 +93,7 @@ def _with_times(answer: dict[str, Any]) -> dict[str, Any]:
     """The answer with the time of the backup as text."""
     import datetime as dt
 
-    from weft._records import time_text
+    from weft._times import time_text
 
     head = answer["head"]
     made = time_text(dt.datetime.fromtimestamp(head.get("created", 0) / 1000, dt.UTC))

@@ -246,7 +246,7 @@ def queue_command(call: Call, tenant: str | None) -> None:
     from weft._cli.notices import note
     from weft._cli.output import Column, emit, table
     from weft._cli.text import ago
-    from weft._records import parse_time
+    from weft._times import parse_time
 
     waiting = call.client.queue(tenant=tenant or _everyone(call))
 

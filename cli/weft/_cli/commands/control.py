@@ -160,7 +160,7 @@ def _described(call: Call, named_jobs: Sequence[tuple[str, str | WeftError]]) ->
     """A line for each job: id, name, status and age, or why it is not known."""
     from weft._cli.text import ago
     from weft._errors import WeftError
-    from weft._records import parse_time
+    from weft._times import parse_time
 
     lines: list[str] = []
     for named, id_ in named_jobs:

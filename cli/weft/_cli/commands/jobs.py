@@ -277,7 +277,7 @@ def _nodes(placement: dict[str, str]) -> str:
 
 
 def _time(text: str | None) -> Any:
-    from weft._records import parse_time
+    from weft._times import parse_time
 
     return parse_time(text) if text else None
 

@@ -86,7 +86,7 @@ def key_command(call: Call, action: str, name: str | None, user: str | None, ten
 def _list_keys(call: Call) -> None:
     from weft._cli.output import Column, emit, table
     from weft._cli.text import ago
-    from weft._records import parse_time
+    from weft._times import parse_time
 
     keys = call.client.keys.list()
 
@@ -164,7 +164,7 @@ def user_command(call: Call, action: str, name: str | None, tenant: str | None, 
 def _list_users(call: Call) -> None:
     from weft._cli.output import Column, emit, table
     from weft._cli.text import ago
-    from weft._records import parse_time
+    from weft._times import parse_time
 
     users = call.client.users()
 

@@ -85,7 +85,7 @@ def _list_secrets(call: Call, tenant: str | None) -> None:
     from weft._cli.notices import note
     from weft._cli.output import Column, emit, table
     from weft._cli.text import ago
-    from weft._records import parse_time
+    from weft._times import parse_time
 
     secrets = call.client.secrets.list(tenant=tenant)
 
