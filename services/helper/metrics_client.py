@@ -1,23 +1,18 @@
 """Client of the metrics service: all calls over one connection.
 
 A call raises Unavailable at once while the service is away; the caller waits (``Backoff``) and calls again. After a
-failure the addresses file is read again, because a restarted platform may listen at another address. The connection to
-the former address is closed only after its last call: gRPC cancels the calls of a channel that is closed, and that
-would cancel the tasks that wait for them.
+failure the addresses file is read again, because a restarted platform may listen at another address.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import grpc.aio
-
-from services.core.adapters.rpc.client import LearnerCredential, connect, streaming, translating
+from services.core.adapters.rpc.client import Channels, LearnerCredential, streaming, translating
 from services.core.domain.errors import Unavailable
 from services.core.domain.startup import Fetching
 from services.core.domain.text import storable
@@ -85,14 +80,6 @@ class Desired(NamedTuple):
     """It shall end."""
 
 
-@dataclass(slots=True, eq=False)
-class _Connection:
-    address: Address
-    channel: grpc.aio.Channel
-    calls: int = 0
-    """Under way."""
-
-
 class IntakeClient:
     """The calls of ``weft.v1.Intake``, on behalf of one learner. Each raises the errors of the domain's table."""
 
@@ -101,10 +88,9 @@ class IntakeClient:
         self._addresses_file = addresses_file
         self._tls = tls
         self._credential = LearnerCredential(token)
-        self._current: _Connection | None = None
-        """For new calls."""
-        self._open: set[_Connection] = set()
-        """With those to former addresses that have calls."""
+        self._channels = Channels(self._credential)
+        self._address: Address | None = None
+        """None: it is read before the next call."""
 
     async def hello(self) -> HelloReply:
         """Returns the committed offset of each of the learner's sources."""
@@ -123,7 +109,7 @@ class IntakeClient:
 
     async def control(self) -> AsyncGenerator[Desired]:
         """What the platform wants, at once and after each change. Ends by an error only."""
-        async with self._stub() as stub, aclosing(streaming(stub.Control(ControlRequest()))) as replies:
+        async with aclosing(streaming(self._stub().Control(ControlRequest()))) as replies:
             async for reply in replies:
                 yield _desired(reply)
 
@@ -164,7 +150,7 @@ class IntakeClient:
     async def get_object(self, key: str, start: int) -> AsyncGenerator[bytes]:
         """The bytes from ``start`` on. Raises NotFound."""
         request = GetObjectRequest(key=key, start=start)
-        async with self._stub() as stub, aclosing(streaming(stub.GetObject(request))) as replies:
+        async with aclosing(streaming(self._stub().GetObject(request))) as replies:
             async for reply in replies:
                 yield reply.data
 
@@ -178,52 +164,26 @@ class IntakeClient:
 
         # The channel's interceptors are for calls with one request.
         metadata = (("authorization", self._credential.authorization()),)
-        async with self._stub() as stub:
-            with translating():
-                await stub.PutObject(messages(), metadata=metadata)
+        with translating():
+            await self._stub().PutObject(messages(), metadata=metadata)
 
     async def close(self) -> None:
         """Cancels the calls under way."""
-        self._current = None
-        while self._open:
-            await self._open.pop().channel.close()
+        await self._channels.close()
 
     async def _call(self, method: str, request: Any, timeout: float = _TIMEOUT_S) -> Any:
         try:
-            async with self._stub() as stub:
-                with translating():
-                    return await getattr(stub, method)(request, timeout=timeout)
+            with translating():
+                return await getattr(self._stub(), method)(request, timeout=timeout)
         except Unavailable:
-            await self._leave_if_moved()
+            self._address = None
             raise
 
-    @asynccontextmanager
-    async def _stub(self) -> AsyncGenerator[IntakeAsyncStub]:
-        """For one call within the context. Raises Unavailable if the service has no address."""
-        connection = self._connected()
-        connection.calls += 1
-        try:
-            yield IntakeStub(connection.channel)
-        finally:
-            connection.calls -= 1
-            await self._close_if_left(connection)
-
-    def _connected(self) -> _Connection:
-        if self._current is None:
-            address = self._read_address()
-            self._current = _Connection(address, connect(address, self._credential))
-            self._open.add(self._current)
-        return self._current
-
-    async def _leave_if_moved(self) -> None:
-        if self._current is not None and self._read_address() != self._current.address:
-            left, self._current = self._current, None
-            await self._close_if_left(left)
-
-    async def _close_if_left(self, connection: _Connection) -> None:
-        if connection is not self._current and not connection.calls and connection in self._open:
-            self._open.discard(connection)
-            await connection.channel.close()
+    def _stub(self) -> IntakeAsyncStub:
+        """Raises Unavailable if the service has no address."""
+        if self._address is None:
+            self._address = self._read_address()
+        return IntakeStub(self._channels.to(self._address))
 
     def _read_address(self) -> Address:
         try:
