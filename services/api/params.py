@@ -7,13 +7,17 @@ models stand beside the use cases that they belong to.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.core.domain.errors import FieldError, InvalidRequest
 from services.core.domain.spec_errors import plain_message
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 MOST_VALUES: Final = 100
@@ -52,11 +56,10 @@ def checked_digest(digest: str) -> str:
     return digest
 
 
-def invalid_params(invalid: ValidationError, at: str) -> InvalidRequest:
-    """The error that lists every invalid parameter by its pointer below ``at``. It repeats no value that was sent."""
+def invalid_params(details: Iterable[ErrorDetails], at: str = "") -> InvalidRequest:
+    """The error that lists every invalid parameter by its pointer below ``at``. ``details``: those of pydantic."""
     errors = tuple(
-        FieldError(at + "".join(f"/{part}" for part in error["loc"]), plain_message(error))
-        for error in invalid.errors(include_url=False, include_input=False)
+        FieldError(at + "".join(f"/{part}" for part in error["loc"]), plain_message(error)) for error in details
     )
     first = errors[0]
     return InvalidRequest(f"{first.pointer.rpartition('/')[2]}: {first.message}", errors=errors)

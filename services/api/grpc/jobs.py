@@ -258,7 +258,7 @@ def _clone_params(request: jobs_pb2.CloneJobRequest) -> submission.CloneParams:
     try:
         return submission.CloneParams(name=request.name if request.HasField("name") else None, set=changes)
     except ValidationError as invalid:
-        raise invalid_params(invalid, "") from None
+        raise invalid_params(invalid.errors(include_url=False, include_input=False)) from None
 
 
 def _conditions(request: jobs_pb2.ChangeJobRequest) -> dict[str, Any]:

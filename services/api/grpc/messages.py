@@ -61,7 +61,7 @@ def params(kind: type[P], request: Message, *, at: str = "/query") -> P:
     try:
         return kind.model_validate(values)
     except ValidationError as invalid:
-        raise invalid_params(invalid, at) from None
+        raise invalid_params(invalid.errors(include_url=False, include_input=False), at) from None
 
 
 def _python(value: Any) -> Any:

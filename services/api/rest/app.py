@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -12,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
+from services.api.params import invalid_params
 from services.api.rest import (
     artifacts,
     compare,
@@ -32,8 +32,7 @@ from services.api.rest.origins import Origins
 from services.api.rest.permissions import PUBLIC, public_routes, routes_of
 from services.api.services import ApiServices
 from services.api.use_cases.platform import VERSION
-from services.core.domain.errors import FieldError, Internal, InvalidRequest, NotFound, WeftError
-from services.core.domain.spec_errors import plain_message
+from services.core.domain.errors import Internal, NotFound, WeftError
 
 log = structlog.get_logger()
 
@@ -96,14 +95,7 @@ async def _invalid_request(request: Request, error: Exception) -> Response:
     """FastAPI's own handler would repeat what was sent, and fails if that is not JSON."""
     if not isinstance(error, RequestValidationError):
         raise error
-    errors = tuple(FieldError(_pointer(entry), plain_message(entry)) for entry in error.errors())
-    first = errors[0]
-    message = f"{first.pointer.rpartition('/')[2]}: {first.message}"
-    return error_response(InvalidRequest(message, errors=errors), trace_id_of(request.scope))
-
-
-def _pointer(error: Mapping[str, Any]) -> str:
-    return "".join(f"/{part}" for part in error["loc"])
+    return error_response(invalid_params(error.errors()), trace_id_of(request.scope))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
