@@ -46,7 +46,7 @@ class OnEtcd:
         self.stores: list[EtcdStatusStore] = []
 
     def another(self) -> StatusStore:
-        self.stores.append(EtcdStatusStore(self._address, prefix=self._prefix))
+        self.stores.append(EtcdStatusStore(self._address, prefix=self._prefix, timeout_s=HANG_S))
         return self.stores[-1]
 
     async def write_bytes(self, key: str, stored: bytes) -> None:

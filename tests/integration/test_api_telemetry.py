@@ -410,7 +410,7 @@ async def test_while_metrics_is_away_pages_answer_503_and_streams_wait(tmp_path:
     with running(tmp_path / "metrics", etcd.address) as service:
         async with api_over(tmp_path / "home", service.address) as api:
             job = (await api.submit())["id"]
-            status = EtcdStatusStore(etcd.address)
+            status = EtcdStatusStore(etcd.address, timeout_s=HANG_S)
             await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
             helper = Helper(service, job)
             learner = Learner(api, job, helper)

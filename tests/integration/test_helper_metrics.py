@@ -12,7 +12,7 @@ from services.core.gen.weft.v1 import metrics_pb2 as pb
 from tests.testbed.etcd import Etcd
 from tests.testbed.learner import Learner
 from tests.testbed.metrics import Reader, job_id, running
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 LINES = 10_000
 PROGRAM = f"""
@@ -29,7 +29,7 @@ done
 async def test_each_line_and_point_arrives_once_while_both_sides_are_killed(tmp_path: Path, etcd: Etcd) -> None:
     with running(tmp_path, etcd.address) as service:
         learner = Learner(job=job_id(), metrics=service.address)
-        reader, status = Reader(service), EtcdStatusStore(etcd.address)
+        reader, status = Reader(service), EtcdStatusStore(etcd.address, timeout_s=HANG_S)
         try:
             await status.put(f"/jobs/{learner.job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
             learner.reserve(PROGRAM + "sleep 0.5")

@@ -253,7 +253,7 @@ async def test_forged_exit_in_etcd_does_not_end_a_running_job(client: Client, we
     forged = LearnerStatus(
         name="worker-0", role="worker", rank=0, attempt=1, seq=10**9, phase=Phase.STORED, exit=Exit(time=5, code=0)
     )
-    status = EtcdStatusStore(weft_up.home.address("etcd"))
+    status = EtcdStatusStore(weft_up.home.address("etcd"), timeout_s=HANG_S)
     try:
         await status.put(learner_key(job.id, "worker-0"), json.dumps(dump(forged)))
     finally:

@@ -34,7 +34,7 @@ from tests.testbed.etcd import Etcd
 from tests.testbed.identities import credential, learner_credential
 from tests.testbed.metrics import Helper, MetricsProcess, Peer, Reader, job_id, running
 from tests.testbed.s3 import S3
-from tests.waiting import Stopwatch, tries_within, until
+from tests.waiting import HANG_S, Stopwatch, tries_within, until
 
 HelperOf = Callable[..., Helper]
 
@@ -66,7 +66,7 @@ own = pytest.mark.usefixtures("own_service")
 
 @pytest.fixture
 async def status(etcd: Etcd) -> AsyncGenerator[StatusStore]:
-    store = EtcdStatusStore(etcd.address)
+    store = EtcdStatusStore(etcd.address, timeout_s=HANG_S)
     yield store
     await store.close()
 
@@ -512,7 +512,7 @@ async def test_logs_are_stored_without_etcd_and_reports_return_after_etcd_lost_e
 
         own_etcd.start()
         await own_etcd.ready()
-        status = EtcdStatusStore(own_etcd.address)
+        status = EtcdStatusStore(own_etcd.address, timeout_s=HANG_S)
         await announce(status, job)
         assert await mine.report(Phase.READY, seq=7)
         assert await mine.beat() == (True, True)

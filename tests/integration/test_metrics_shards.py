@@ -19,7 +19,7 @@ from services.core.gen.weft.v1 import metrics_pb2_grpc, operations_pb2, operatio
 from tests.testbed.etcd import Etcd
 from tests.testbed.identities import credential
 from tests.testbed.metrics import Helper, Peer, Reader, Shards, job_id
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 HelperOf = Callable[..., Helper]
 
@@ -60,7 +60,7 @@ def reader(shards: Shards, clients: list[Peer]) -> Callable[[int], Reader]:
 
 @pytest.fixture
 async def status(etcd: Etcd) -> AsyncGenerator[EtcdStatusStore]:
-    store = EtcdStatusStore(etcd.address)
+    store = EtcdStatusStore(etcd.address, timeout_s=HANG_S)
     yield store
     await store.close()
 

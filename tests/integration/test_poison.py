@@ -181,7 +181,7 @@ class Damager:
             file.write(self.harm.random.randbytes(64))
 
     async def _etcd_value(self, job: str) -> None:
-        status = EtcdStatusStore(self.platform.home.address("etcd"))
+        status = EtcdStatusStore(self.platform.home.address("etcd"), timeout_s=HANG_S)
         try:
             key = self.harm.random.choice(
                 (

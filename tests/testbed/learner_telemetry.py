@@ -16,6 +16,7 @@ from tests.testbed import identities
 from tests.testbed.api import SPEC, Api, running_api
 from tests.testbed.etcd import Etcd
 from tests.testbed.metrics import Helper, MetricsProcess
+from tests.waiting import HANG_S
 
 
 def api_over(home: Path, metrics: str, **settings: Any) -> Any:
@@ -71,7 +72,7 @@ async def running_learner(
         return moved(document, Status.PROCESSING, actor="guardian", now=document.updated)
 
     await api.change(job, run)
-    status = EtcdStatusStore(etcd.address)
+    status = EtcdStatusStore(etcd.address, timeout_s=HANG_S)
     await status.put(f"/jobs/{job}/attempt", json.dumps({"attempt": 1, "learners": 1}))
     helper = Helper(metrics, job)
     await helper.call("Hello", pb.HelloRequest(protocol=1))  # the service may still be starting
