@@ -8,7 +8,8 @@ Only what the measured rows need is stored before, so single parts are quick.
   with a warm cache. The jobs are copies of one that ended, written to the job store.
 * script: what a page loads first, compressed.
 * curve: from the click on a job in the list until its curve is drawn: the job's page, and its points, of which the
-  server sends as many as the screen shows. The points are written to the metric store while the platform is down.
+  server sends as many as the screen shows. The click comes a second after the list was drawn, when the browser has
+  also loaded what other pages need. The points are written to the metric store while the platform is down.
 * pages: processor time of the api while many pages are open and nothing happens, and while a job is submitted each
   second, beside the same without pages.
 * compare: a page that compares many jobs, with the charts of all of their metrics, is scrolled from top to bottom:
@@ -50,6 +51,8 @@ SOURCE: Final = SourceId(1, "worker", 0, 1, "long.jsonl")
 FIRST_MS: Final = 1_700_000_000_000
 BATCH: Final = 50_000
 SETTLE_S: Final = 5.0
+LOOKED_MS: Final = 1000
+"""That a person looks at the list before the click."""
 STEPS: Final = 20
 """Points of each metric of the jobs that are compared."""
 WATCH: Final = """
@@ -193,6 +196,7 @@ def measure_curve(browser: Browser, url: str, state: StorageState, figures: Figu
         with visit(browser, url, state=state) as opened:
             page = opened.open("/ui/jobs?q=name%3Dcurve")
             page.locator(".tr.data").first.wait_for()
+            page.wait_for_timeout(LOOKED_MS)
             drawn, answered = page.evaluate(CLICK, "curve")
             figures.curve.append(float(drawn))
             figures.api.append(float(answered))
