@@ -29,6 +29,11 @@ def key_or_empty(home: Home) -> str:
         return ""
 
 
+def bearer(key: str) -> dict[str, str]:
+    """The header that carries the key; none for an empty one, which HTTP does not allow as a value."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def read_api(home: Home, path: str, *, timeout_s: float) -> Any:
     """The JSON of one GET. Raises Unavailable, or another WeftError, if there is no such answer."""
     host, port = home.address("api").host_port
@@ -38,7 +43,7 @@ def read_api(home: Home, path: str, *, timeout_s: float) -> Any:
     try:
         connection = HttpConnection(socket.create_connection(address, timeout_s), f"{host}:{port}")
         try:
-            answer = connection.exchange("GET", path, {"Authorization": f"Bearer {key}"})
+            answer = connection.exchange("GET", path, bearer(key))
         finally:
             connection.close()
         if answer.status != HTTPStatus.OK:

@@ -27,6 +27,7 @@ from services.core.runtime.address import Address, TlsFiles
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.home import SOCKETS, Home, default_home
 from services.core.runtime.operations_client import read_operations
+from services.local.api_reader import bearer
 from services.local.container_files import ADMIN_KEY, Volume, volumes
 from services.local.layout import prepare
 from weft.http_exchange import HttpError
@@ -116,8 +117,7 @@ def why_not_ready(home: Home, path: str = "/readyz") -> str:
     address = Address(f"tls:localhost:{home.address(name).host_port[1]}", home.tls)
     try:
         key = (home / "secrets" / escaped(ADMIN_KEY)).read_text().strip()
-        headers = {"Authorization": f"Bearer {key}"}
-        answer = read_operations(address, path, timeout_s=_READY_TIMEOUT_S, headers=headers)
+        answer = read_operations(address, path, timeout_s=_READY_TIMEOUT_S, headers=bearer(key))
     except (OSError, HttpError, WeftError) as error:
         return f"{name} does not answer: {error}"
     return "" if answer.status == http.HTTPStatus.OK else answer.body.decode(errors="replace")

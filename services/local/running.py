@@ -22,7 +22,7 @@ from services.core.runtime.home import STOPPING, Home
 from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, identify, read_live_process, write_process_file
-from services.local.api_reader import key_or_empty, read_api
+from services.local.api_reader import bearer, key_or_empty, read_api
 from services.local.quarantine_report import reported_quarantine
 from weft.http_exchange import HttpError
 
@@ -38,8 +38,7 @@ def supervisor_of(home: Home) -> ProcessIdentity | None:
 def not_ready(home: Home, service: str, key: str) -> str:
     """Why the service is not ready; empty if it is. ``key``: an administrator's."""
     try:
-        headers = {"Authorization": f"Bearer {key}"}
-        answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2, headers=headers)
+        answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2, headers=bearer(key))
         failing = json.loads(answer.body).get("failing", {service: "not ready"})
     except ConnectionRefusedError:  # nothing listens at its socket yet
         return "does not answer"
