@@ -7,7 +7,6 @@ meanwhile is readable (its end can be read): it is replaced before anything is s
 from __future__ import annotations
 
 import json
-import socket
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,7 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from weft._profile import Profile, is_loopback
 from weft._wire import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, broken, common_headers, never_sent, timed_out
-from weft.http_exchange import Answer, HttpConnection, HttpError
+from weft.http_exchange import Answer, HttpConnection, HttpError, connect
 
 _MOST_KEPT: Final = 8
 
@@ -85,12 +84,9 @@ class Loopback:
             if kept.is_open():
                 return kept
             kept.close()
-        # As bytes: Python loads its tables of Unicode for a host that is text.
-        host: Any = self._host.encode()  # the stubs of create_connection know text only
         try:
-            connected = socket.create_connection((host, self._port), CONNECT_TIMEOUT_S)
+            connected = connect(self._host, self._port, CONNECT_TIMEOUT_S)
         except OSError as failed:
             raise never_sent(self._url, self._host, failed, home=self._home) from failed
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.settimeout(ANSWER_TIMEOUT_S)
         return HttpConnection(connected, self._netloc)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from weft._errors import ConnectionFailed, InvalidRequest, Unavailable, WeftError, from_problem
 from weft._profile import Profile, is_loopback
 from weft._version import SDK_VERSION
-from weft.http_exchange import Answer
+from weft.http_exchange import Answer, bearer
 
 # How long a request is tried before and after the platform has answered this client, in seconds. An api that dies is
 # back within 2 s (promises.md, R6); 20 s also covers a machine that is starting.
@@ -70,8 +70,7 @@ def common_headers(profile: Profile) -> dict[str, str]:
     """The headers of every request with this key. Raises InvalidRequest if the key cannot be a header's value."""
     if not (profile.key.isascii() and profile.key.isprintable()):
         raise InvalidRequest("the key of this profile cannot be used: it has characters that no key has")
-    headers = {"Authorization": f"Bearer {profile.key}"} if profile.key else {}
-    return {**headers, "User-Agent": f"weft-sdk/{SDK_VERSION}"}
+    return {**bearer(profile.key), "User-Agent": f"weft-sdk/{SDK_VERSION}"}
 
 
 def once_only(method: str, headers: Mapping[str, str] | None) -> dict[str, str]:

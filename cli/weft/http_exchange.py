@@ -10,7 +10,7 @@ import select
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import h11
 
@@ -35,8 +35,22 @@ class Answer:
 
 
 def is_success(status: int) -> bool:
-    """Whether the platform did what was asked."""
+    """Whether the status code reports success (2xx)."""
     return 200 <= status < 300
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The header that carries an API key; none for an empty one, because HTTP has no such value."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A TCP connection for small requests. ``timeout_s``: of this, and of each call on it. Raises OSError."""
+    # As bytes: Python loads its tables of Unicode for a host that is text.
+    address: Any = (host.encode(), port)  # the stubs of create_connection know text only
+    connected = socket.create_connection(address, timeout_s)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
 
 
 class HttpConnection:

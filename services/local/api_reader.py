@@ -6,14 +6,13 @@ Over a plain socket: these commands load no large HTTP library, and loopback is 
 from __future__ import annotations
 
 import json
-import socket
 from http import HTTPStatus
 from typing import Any
 
 from services.core.adapters.folder.secret_files import SecretFiles
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.home import Home
-from weft.http_exchange import HttpConnection, HttpError
+from weft.http_exchange import HttpConnection, HttpError, bearer, connect
 
 
 def admin_key(home: Home) -> str:
@@ -29,19 +28,12 @@ def key_or_empty(home: Home) -> str:
         return ""
 
 
-def bearer(key: str) -> dict[str, str]:
-    """The header that carries the key; none for an empty one, which HTTP does not allow as a value."""
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
 def read_api(home: Home, path: str, *, timeout_s: float) -> Any:
     """The JSON of one GET. Raises Unavailable, or another WeftError, if there is no such answer."""
     host, port = home.address("api").host_port
     key = admin_key(home)
-    # As bytes: Python loads its tables of Unicode for a host that is text.
-    address: Any = (host.encode(), port)  # the stubs of create_connection know text only
     try:
-        connection = HttpConnection(socket.create_connection(address, timeout_s), f"{host}:{port}")
+        connection = HttpConnection(connect(host, port, timeout_s), f"{host}:{port}")
         try:
             answer = connection.exchange("GET", path, bearer(key))
         finally:

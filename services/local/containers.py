@@ -27,10 +27,9 @@ from services.core.runtime.address import Address, TlsFiles
 from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.home import SOCKETS, Home, default_home
 from services.core.runtime.operations_client import read_operations
-from services.local.api_reader import bearer
 from services.local.container_files import ADMIN_KEY, Volume, volumes
 from services.local.layout import prepare
-from weft.http_exchange import HttpError
+from weft.http_exchange import HttpError, bearer
 
 INSTALLATION: Final = Path("/installation")
 VOLUMES: Final = Path("/volumes")

@@ -22,9 +22,9 @@ from services.core.runtime.home import STOPPING, Home
 from services.core.runtime.isolation_report import read_isolation
 from services.core.runtime.operations_client import read_operations
 from services.core.runtime.processes import ProcessIdentity, identify, read_live_process, write_process_file
-from services.local.api_reader import bearer, key_or_empty, read_api
+from services.local.api_reader import key_or_empty, read_api
 from services.local.quarantine_report import reported_quarantine
-from weft.http_exchange import HttpError
+from weft.http_exchange import HttpError, bearer
 
 T = TypeVar("T")
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"

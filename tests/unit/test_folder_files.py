@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,10 @@ def test_an_object_being_stored_is_kept_while_two_processes_sweep(
     def flock_of_the_second_sweep(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", locked)
         os.unlink("object", dir_fd=folder)
-        made_anew.append(writer.__enter__())
+        made_anew.append(writer.enter_context(files.scratch(folder, "object")))
         locked(descriptor, operation)
 
-    writer = files.scratch(folder, "object")
     monkeypatch.setattr(fcntl, "flock", flock_of_the_second_sweep)
-    removed = files.sweep(folder)
-    kept = os.listdir(folder)
-    writer.__exit__(None, None, None)
-    assert (removed, kept, len(made_anew)) == (0, ["object"], 1)
+    with ExitStack() as writer:
+        removed = files.sweep(folder)
+        assert (removed, os.listdir(folder), len(made_anew)) == (0, ["object"], 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from services.core.runtime.address import Address, TlsFiles
 from services.core.runtime.sockets import connect_socket
 from services.core.runtime.undo import undo_on_failure
-from weft.http_exchange import Answer, HttpConnection
+from weft.http_exchange import Answer, HttpConnection, connect
 
 if TYPE_CHECKING:
     import ssl
@@ -27,13 +27,12 @@ def read_operations(
 
 
 def _connect(address: Address, timeout_s: float) -> socket.socket:
-    path, files = address.socket, address.files()
-    if path is not None:
-        return connect_socket(path, timeout_s)
+    """``address``: an inner one, which is a socket or has files for TLS."""
+    if address.socket is not None:
+        return connect_socket(address.socket, timeout_s)
+    files = cast("TlsFiles", address.files())
     host, port = address.host_port
-    raw = socket.create_connection((host, port), timeout_s)
-    if files is None:
-        return raw
+    raw = connect(host, port, timeout_s)
     with undo_on_failure(raw.close):
         return client_context(files).wrap_socket(raw, server_hostname=host)
 
