@@ -52,7 +52,7 @@ FIRST_MS: Final = 1_700_000_000_000
 BATCH: Final = 50_000
 SETTLE_S: Final = 5.0
 LOOKED_MS: Final = 1000
-"""That a person looks at the list before the click."""
+"""Pause before the click, as of a person who reads the list first."""
 STEPS: Final = 20
 """Points of each metric of the jobs that are compared."""
 WATCH: Final = """

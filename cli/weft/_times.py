@@ -1,4 +1,4 @@
-"""Times as the API writes them. A module of its own, for what shows times needs none of the records of `_records`."""
+"""Times as the API writes them. Apart from `_records`, so that commands that only show times need not load it."""
 
 from __future__ import annotations
 

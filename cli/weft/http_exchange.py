@@ -18,7 +18,7 @@ _READ: Final = 2**16
 _WITH_BODY: Final = ("POST", "PUT", "PATCH")
 
 HttpError = h11.ProtocolError
-"""What is sent or received is no HTTP, or breaks off."""
+"""What was sent or received is not valid HTTP, or an answer broke off."""
 
 
 @dataclass(frozen=True, slots=True)

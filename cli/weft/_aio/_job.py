@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import weft  # its records, such as weft.LogLine, are loaded where they are first used: that takes 4 ms
+import weft  # loads weft.LogLine and the other records at their first use: most commands need none
 from weft._times import parse_time
 
 if TYPE_CHECKING:
