@@ -4,7 +4,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-stress check fuzz promise chaos hostile test-cluster cluster-up cluster-down cluster-status
-.PHONY: images dist test-compose test-helm bench dashboard fmt lock proto sdk docs clean test-browser screenshots
+.PHONY: images dist test-compose test-helm test-gpu bench dashboard fmt lock proto sdk docs clean test-browser screenshots
 MAKEFLAGS += --no-print-directory
 
 # The user's own modules must not replace those of Weft.
@@ -87,6 +87,10 @@ test-compose: setup ## docker-compose.yml, really run (FRAMEWORKS=all)
 
 test-helm: setup ## helm/weft, installed on a test cluster and upgraded
 	@WEFT_TEST_HELM=all $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/helm $(ARGS)
+
+test-gpu: setup ## Jobs on this machine's NVIDIA GPUs
+	@scripts/test-packages.sh
+	@WEFT_TEST_GPU=1 $(BIN)/pytest -q tests/gpu $(ARGS)
 
 bench: setup ## Measure what docs/performance.md reports (ARGS=--quick)
 	@$(BIN)/python -m bench $(ARGS)

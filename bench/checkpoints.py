@@ -1,6 +1,6 @@
 """Measures how much storing checkpoints in the background slows a training.
 
-    python -m bench.checkpoints [--pairs 6] [--period 20] [--size 64] [--quick]
+    python -m bench.checkpoints [--pairs 6] [--period 20] [--size 64] [--quick] [--python PATH]
 
 One job, one learner, on all cores. It trains in periods of equally many steps, in the order A B B A: before a period it
 writes a checkpoint of new bytes, in A into CHECKPOINT_DIR, in B into another folder of the same disk. So both write the
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.own_platform import own_platform
+from bench.own_platform import own_platform, with_python
 from bench.report import Row, processes_naming, show
 from tests.testbed.platform import Platform
 from weft import Client
@@ -80,18 +80,22 @@ class Outcome:
     """Processor seconds of the helper between the first and the last period."""
 
 
-def run(platform: Platform, client: Client, *, pairs: int, period_s: float, size: int) -> Outcome:
-    """Runs the training as a job. Raises RuntimeError if it fails, or no checkpoint was stored while it trained."""
+def run(
+    platform: Platform, client: Client, *, pairs: int, period_s: float, size: int, python: Path | None = None
+) -> Outcome:
+    """Runs the training as a job. ``python``: see ``with_python``.
+
+    Raises RuntimeError if the job fails, or no checkpoint was stored while it trained.
+    """
     arguments = f"{pairs} {period_s} {size}"
-    job = client.jobs.submit(
-        {
-            "name": "checkpoints",
-            "framework": "numpy",
-            "command": f"python -c {shlex.quote(TRAINING)} {arguments}",
-            "resources": {"cpus": 1, "memory": "1GiB"},
-            "checkpoint": {"keep": 1},
-        }
-    )
+    spec = {
+        "name": "checkpoints",
+        "framework": "numpy",
+        "command": f"python -c {shlex.quote(TRAINING)} {arguments}",
+        "resources": {"cpus": 1, "memory": "1GiB"},
+        "checkpoint": {"keep": 1},
+    }
+    job = client.jobs.submit(with_python(spec, python))
     stored: set[Any] = set()
     used: list[float] = []
     ends = time.monotonic() + TIMEOUT_S
@@ -129,10 +133,11 @@ def main() -> None:
     parser.add_argument("--period", type=float, default=20.0, metavar="S", help="seconds of training per checkpoint")
     parser.add_argument("--size", type=float, default=64.0, metavar="MB", help="of a checkpoint (default: 64)")
     parser.add_argument("--quick", action="store_true", help="two pairs of 8 s: shows that it works, no more")
+    parser.add_argument("--python", type=Path, help="an interpreter that has NumPy, instead of the library's")
     args = parser.parse_args()
     pairs, period_s = (2, 8.0) if args.quick else (args.pairs, args.period)
     with own_platform({"WEFT_CHECKPOINT_EVERY_S": "1"}) as (platform, client):
-        outcome = run(platform, client, pairs=pairs, period_s=period_s, size=round(args.size * 1e6))
+        outcome = run(platform, client, pairs=pairs, period_s=period_s, size=round(args.size * 1e6), python=args.python)
     slower = [(stored / alone - 1) * 100 for stored, alone in outcome.pairs]
     show(
         f"checkpoints: one of {args.size:.0f} MB every {period_s:.0f} s of training, stored in the background or not",

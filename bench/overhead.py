@@ -1,9 +1,11 @@
 """Measures the overhead of the platform on a training run: the same two learners as a job and as bare processes.
 
-    python -m bench.overhead [--steps 8000] [--pairs 3] [--quick]
+    python -m bench.overhead [--steps 8000] [--pairs 3] [--quick] [--python PATH]
 
 examples/digits on two learners, with logs and metrics on, in turn on the platform and by ``bench.bare``: A B A B, so
-that other load on the machine affects both alike. Both use the same environment, which the platform builds first.
+that other load on the machine affects both alike. Both use the same environment, which the platform builds first, or
+the interpreter that ``--python`` names: one that has the example's packages, for a machine without a package index.
+On a machine with more than two cores, `taskset -c 0,1` before it gives the learners and the platform two to share.
 Each pair compares
 
 * training: on the platform from the first learner's start to the last learner's end, by the learners' own time stamps;
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.bare import REPOSITORY, example_spec, run_bare
-from bench.own_platform import own_platform
+from bench.own_platform import own_platform, with_python
 from bench.report import Row, processes_naming, show
 from tests.testbed.platform import Platform
 from weft import Client
@@ -123,22 +125,26 @@ def _used(programs: Mapping[int, str]) -> dict[str, float]:
     return used
 
 
-def job_spec(steps: int) -> dict[str, Any]:
-    """Returns the example's spec; its learners write time stamps at start and end."""
+def job_spec(steps: int, python: Path | None) -> dict[str, Any]:
+    """Returns the example's spec; its learners write time stamps at start and end.
+
+    ``python``: see ``with_python``.
+    """
     spec = example_spec(EXAMPLE)
     command = f"{spec['command']} --steps {steps}"
-    return {
+    job = {
         **spec,
         "code": str(REPOSITORY / "examples" / EXAMPLE),
         "command": f"{STAMP}; {command}; code=$?; {STAMP}; exit $code",
         "learners": LEARNERS,
     }
+    return with_python(job, python)
 
 
-def on_platform(platform: Platform, client: Client, steps: int) -> OnPlatform:
-    """Runs the example as a job. Raises RuntimeError if the job does not complete."""
+def on_platform(platform: Platform, client: Client, steps: int, python: Path | None = None) -> OnPlatform:
+    """Runs the example as a job. ``python``: see ``job_spec``. Raises RuntimeError if the job does not complete."""
     began = time.monotonic()
-    job = client.jobs.submit(job_spec(steps))
+    job = client.jobs.submit(job_spec(steps, python))
     accounting = Accounting(platform)
     with accounting.during(job):
         job.wait(timeout=JOB_TIMEOUT_S)
@@ -195,15 +201,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8000, help="of training; 8000 take more than a minute")
     parser.add_argument("--pairs", type=int, default=3, help="runs of each kind (default: 3)")
     parser.add_argument("--quick", action="store_true", help="two pairs of 500 steps: shows that it works, no more")
+    parser.add_argument("--python", type=Path, help="an interpreter that has the example's packages")
     args = parser.parse_args()
     steps, pairs = (500, 2) if args.quick else (args.steps, args.pairs)
     with own_platform() as (platform, client):
-        on_platform(platform, client, 20)  # builds the environment and fills its compile caches
-        python = next((platform.home / "cache" / "envs").glob("*/venv/bin/python"))
+        on_platform(platform, client, 20, args.python)  # builds the environment and fills its compile caches
+        python = args.python or next((platform.home / "cache" / "envs").glob("*/venv/bin/python"))
         bare(python, 20)
         runs: list[tuple[OnPlatform, float]] = []
         for _ in range(pairs):
-            runs.append((on_platform(platform, client, steps), bare(python, steps)))
+            runs.append((on_platform(platform, client, steps, args.python), bare(python, steps)))
             print(f"  platform {runs[-1][0].training:.2f} s, bare {runs[-1][1]:.2f} s", flush=True)
     rows = [
         Row("bare", [alone for _, alone in runs], "s"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bench.report import processes_naming
 from tests.testbed.platform import Platform, platform
@@ -15,6 +17,17 @@ from weft import Client
 
 SMALL = {"cpus": 0.5, "memory": "64MiB"}
 """Resources of a job that only prints the time."""
+
+
+def with_python(spec: Mapping[str, Any], python: Path | None) -> dict[str, Any]:
+    """The spec, run by this interpreter instead of an environment with the spec's framework; None: unchanged.
+
+    For machines without a package index. The interpreter has the packages that the job imports.
+    """
+    if python is None:
+        return dict(spec)
+    command = f"export PATH={shlex.quote(str(python.parent))}:$PATH; {spec['command']}"
+    return {name: value for name, value in spec.items() if name != "framework"} | {"command": command}
 
 
 @contextmanager

@@ -137,6 +137,7 @@ def learner_environment(
         "LEARNER_ID": str(rank + 1),
         "NUM_LEARNERS": world,
         "GPU_COUNT": "0",
+        "CUDA_VISIBLE_DEVICES": "",
         "WEFT_JOB_ID": "bare",
         "WEFT_ATTEMPT": "1",
         "WEFT_ROLE": "worker",

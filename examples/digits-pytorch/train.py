@@ -1,14 +1,15 @@
 """Train a classifier of handwritten digits with PyTorch's DistributedDataParallel.
 
 The same task as examples/digits (there in JAX): scikit-learn's 1,797 real digits, a
-fifth held out, a small convolutional network, any number of learners on CPUs. DDP
-averages the gradients over gloo. Only the `weft.` calls are specific to Weft;
-outside it they do nothing.
+fifth held out, a small convolutional network, any number of learners. A learner with a
+GPU (`resources: {gpus: 1}`) trains on it, otherwise on CPUs. DDP averages the gradients
+over NCCL between GPUs, and over gloo between CPUs. Only the `weft.` calls are specific to
+Weft; outside it they do nothing.
 
 Guarantees of a run:
 
-* The same arguments and number of learners give the same weights, interrupted or not:
-  which pictures a step sees depends on seed and step only.
+* The same arguments, kind of device and number of learners give the same weights,
+  interrupted or not: which pictures a step sees depends on seed and step only.
 * After a stop request (`weft.checkpoint_requested`), all learners exit after the same
   step, which they agree on by an all-reduce of one number. The exit code is then 143, because
   the training is not complete.
@@ -39,6 +40,10 @@ from torch.nn.parallel import DistributedDataParallel
 import weft
 
 COMPLETE, INTERRUPTED = 0, 143
+# cuBLAS gives the same sums each time only with a workspace of its own; it reads this when it starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BACKENDS = "cpu:gloo,cuda:nccl" if DEVICE.type == "cuda" else "gloo"
 CLASSES = 10
 KEPT_CHECKPOINTS = 2
 
@@ -68,24 +73,28 @@ def arguments() -> argparse.Namespace:
 def join_the_others() -> Rank:
     """Connect to the other learners; one learner alone where MASTER_ADDR is not set."""
     if not os.environ.get("MASTER_ADDR"):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(BACKENDS, store=dist.HashStore(), rank=0, world_size=1)
         return Rank(0, 1)
     rank = Rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     print(f"rank {rank.index} of {rank.count}: connecting to the others at {address}", flush=True)
     # Ten minutes: the others may still be building their environment.
-    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    dist.init_process_group(BACKENDS, timeout=timedelta(minutes=10))
     return rank
 
 
+def device_name() -> str:
+    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else "the processor"
+
+
 def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pictures (n, 1, 8, 8) in 0..1 and labels (n,), to train on and then to test on.
+    """Pictures (n, 1, 8, 8) in 0..1 and labels (n,), to train on and then to test on; on the learner's device.
 
     Every fifth picture is held out: no step ever sees it.
     """
     data = load_digits()
-    pictures = torch.tensor(data.images / 16, dtype=torch.float32)[:, None]
-    labels = torch.tensor(data.target, dtype=torch.int64)
+    pictures = torch.tensor(data.images / 16, dtype=torch.float32, device=DEVICE)[:, None]
+    labels = torch.tensor(data.target, dtype=torch.int64, device=DEVICE)
     held_out = torch.arange(len(labels)) % 5 == 4
     return pictures[~held_out], labels[~held_out], pictures[held_out], labels[held_out]
 
@@ -138,7 +147,7 @@ def newest() -> tuple[dict[str, Any] | None, int]:
     """The newest checkpoint that can be read, and its step; else None and 0."""
     for path in sorted(CHECKPOINTS.glob("step-*.pt"), reverse=True):
         try:
-            return torch.load(path, weights_only=True), int(path.stem.removeprefix("step-"))
+            return torch.load(path, weights_only=True, map_location="cpu"), int(path.stem.removeprefix("step-"))
         except Exception as problem:  # noqa: BLE001 - for any damage, an older one is tried
             print(f"checkpoint {path.name} cannot be read, trying an older one: {problem}", flush=True)
     return None, 0
@@ -192,10 +201,11 @@ def main() -> int:
     torch.use_deterministic_algorithms(True)
     rank = join_the_others()
     pictures, labels, test_pictures, test_labels = digits()
+    print(f"rank {rank.index} of {rank.count}: training on {device_name()}", flush=True)
     per_epoch, total = steps_of(args, rank, len(labels))
 
     torch.manual_seed(args.seed)
-    model = new_model()
+    model = new_model().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.rate, momentum=0.9)
     state, done = resume(rank)
     if state:
@@ -204,8 +214,7 @@ def main() -> int:
         print(f"rank {rank.index}: continuing after step {done}", flush=True)
     parallel = DistributedDataParallel(model)
 
-    share, stop = share_of(args.batch, rank), False
-    began, started_at = time.monotonic(), done
+    share, stop, began, started_at = share_of(args.batch, rank), False, time.monotonic(), done
     while done < total and not stop:
         number = done + 1
         for group in optimizer.param_groups:
@@ -249,7 +258,7 @@ def main() -> int:
 def finish(model: nn.Module, pictures: torch.Tensor, labels: torch.Tensor, summary: dict[str, Any]) -> None:
     summary["accuracy"] = accuracy(model, pictures, labels)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    np.savez(RESULTS / "weights.npz", **{name: w.numpy() for name, w in model.state_dict().items()})
+    np.savez(RESULTS / "weights.npz", **{name: w.cpu().numpy() for name, w in model.state_dict().items()})
     (RESULTS / "metrics.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"done: {summary['accuracy']:.2%} of {len(labels)} unseen digits are classified correctly", flush=True)
 

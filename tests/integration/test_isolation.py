@@ -167,7 +167,9 @@ async def test_an_exit_caused_by_a_killed_child_is_reported_as_out_of_memory(
     gang = plan([f"{HOG} || exit 3"], memory=2**26)
     await start(in_either, gang)
     ended = await await_exit(in_either, gang)
-    assert (ended.oom, ended.code) == (True, 3)
+    # cgroup v2 kills the whole group, as the agent asks it to: no half of a learner is left that waits for the other.
+    whole = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    assert (ended.oom, ended.code, ended.signal) == ((True, None, 9) if whole else (True, 3, None))
     await teardown(in_either, gang)
 
 
