@@ -389,6 +389,28 @@ def test_init_writes_a_spec_with_the_name_that_was_given(weft: Weft, tmp_path: P
     assert read_spec(tmp_path / "new" / "weft.yaml").document["name"] == name
 
 
+def test_jobs_of_an_array_of_the_example_of_init_train_differently(weft: Weft, tmp_path: Path) -> None:
+    assert weft("init", tmp_path / "new").code == 0
+
+    def train(**variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, tmp_path / "new" / "train.py"],
+            env={
+                **os.environ,
+                "RESULT_DIR": str(tmp_path),
+                "CHECKPOINT_DIR": str(tmp_path / str(variables)),
+                **variables,
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    assert train() == train(lr="0.1", SEED="0")
+    assert len({train(), train(lr="0.01"), train(SEED="1")}) == 3
+
+
 def test_init_refuses_a_name_that_no_job_can_have(weft: Weft, tmp_path: Path) -> None:
     refused = weft("init", tmp_path / "new", "--name", "my job!")
     assert (refused.code != 0, "nothing was written" in refused.err, (tmp_path / "new").exists()) == (True, True, False)

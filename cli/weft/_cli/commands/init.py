@@ -48,6 +48,9 @@ import numpy as np
 import weft  # there in every learner; does nothing outside of one
 
 STEPS = 300
+# `weft train --array lr=0.1,0.01 --repeat 3` submits six jobs, with these two variables
+LEARNING_RATE = float(os.environ.get("lr", "0.1"))
+SEED = int(os.environ.get("SEED", "0"))
 RESULTS = Path(os.environ.get("RESULT_DIR", "results"))
 CHECKPOINT = Path(os.environ.get("CHECKPOINT_DIR", "checkpoints")) / "state.json"
 
@@ -60,7 +63,7 @@ def save(step: int, slope: float, offset: float) -> None:
 
 
 def main() -> int:
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(SEED)
     x = random.uniform(-1, 1, 1000)
     y = 3 * x + 0.5 + random.normal(0, 0.1, 1000)
 
@@ -72,8 +75,8 @@ def main() -> int:
 
     for step in range(state["step"] + 1, STEPS + 1):
         error = slope * x + offset - y
-        slope -= 0.05 * 2 * float(np.mean(error * x))
-        offset -= 0.05 * 2 * float(np.mean(error))
+        slope -= LEARNING_RATE * float(np.mean(error * x))
+        offset -= LEARNING_RATE * float(np.mean(error))
         weft.report(step=step, loss=float(np.mean(error**2)))
         weft.progress(step / STEPS)
         if step % 50 == 0:
