@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tests.hostile.attacks.ground import FORGED, breach, detached, folder, intel, say, tried
+from tests.hostile.attacks.ground import FORGED, breach, detached, folder, intel, must_fail, say, tried
 
 CONTROL: Final = Path("/weft/control")
 _RUN: Final = Path("/weft/runs/1")
@@ -167,6 +167,19 @@ def container_is_filled() -> None:
             path.write_bytes(bytes(_MIB))
             breach(f"wrote {path} beside its volumes")
             path.unlink()
+
+
+def files_of_the_node_are_filled() -> None:
+    """Makes each file of the node that its container has, e.g. the termination message, a tebibyte long."""
+    mounted = [Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    files = [place for place in mounted if not place.is_relative_to("/proc") and place.is_file()]
+    if _MESSAGE not in files:
+        breach(f"the termination message is none of {files}: the attack is wrong")
+    for place in files:
+        must_fail(f"a tebibyte in {place}", lambda place=place: os.truncate(place, 2**40))  # type: ignore[misc]
+        tried(f"nothing in {place}", lambda place=place: os.truncate(place, 0))  # type: ignore[misc]
+    bound = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    must_fail("a higher bound", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2 * bound, 2 * bound)))
 
 
 def fork_bomb_goes_off() -> None:

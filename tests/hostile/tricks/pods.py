@@ -91,6 +91,7 @@ TRICKS: Final[tuple[Trick, ...]] = (
         pods.volume_is_filled, spec={"max_runtime": "10m"}, ends=("FAILED",), finishes=False, check=_exceeds_the_disk
     ),
     _trick(pods.container_is_filled),
+    _trick(pods.files_of_the_node_are_filled),
     # With so little memory that its processes do not fit, the kernel needs minutes to end them.
     _trick(
         pods.fork_bomb_goes_off, spec={"resources": {"cpus": 0.25, "memory": "1GiB"}}, ends=_ANY_END, finishes=False
