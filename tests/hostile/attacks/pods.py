@@ -33,6 +33,7 @@ FORGED_CODE: Final = 7
 _DEPTH: Final = 10
 BOMB: Final = "the fork bomb goes off"
 _STAY_S: Final = 60.0
+_DELAY_S: Final = 10.0
 _CONNECT_S: Final = 3.0
 _MIB: Final = 2**20
 LEARNERS_PATH: Final = "/by-the-learner"
@@ -134,6 +135,24 @@ def records_of_the_end_are_forged_for_ever() -> None:
     for place in (_RUN / "exit.json", _RUN / "exit.reserved", _MESSAGE):
         tried(f"removing {place}", place.unlink)
     detached(write)
+    os._exit(FORGED_CODE)
+
+
+def programs_of_the_entry_are_replaced() -> None:
+    """Replaces the programs of the entry process by its own, which forge records and wait; then it fails."""
+    place = Path(os.environ["PATH"].partition(":")[0])
+    place.mkdir(parents=True, exist_ok=True)
+    forge = f"printf '%s' '{json.dumps(_SUCCESS)}' > "
+    for name, text in {
+        "mv": f"{forge} {_RUN}/exit.json; {forge} {_MESSAGE}; exit 0",
+        "rm": "exit 0",
+        "date": "echo 99999999999999999999",
+        "sleep": f"{forge} {_RUN}/exit.json; {forge} {_MESSAGE}; exec /bin/sleep {_DELAY_S}",
+        "tail": "cat /dev/zero",
+        "wc": f"exec /bin/sleep {_DELAY_S}",
+    }.items():
+        (place / name).write_text(f"#!/bin/sh\n{text}\n")
+        (place / name).chmod(0o755)
     os._exit(FORGED_CODE)
 
 
