@@ -235,6 +235,15 @@ def test_kubelet_does_not_expand_what_the_user_has_written() -> None:
     assert variables[layout.COMMAND_VARIABLE] == "train $$(HOME) $$X"
 
 
+def test_file_of_a_learner_is_bounded_by_its_volumes_and_its_memory() -> None:
+    """Also one on no volume: the file of the termination message, by which a learner could fill its node's disk."""
+    attempt = plan()
+    options = replace(OPTIONS, scratch=2**30)
+    small, large = replace(attempt.learners[0], memory=2**28), replace(attempt.learners[0], memory=2**28, shm=2**33)
+    bounds = [int(pods.environment(attempt, learner, options)["WEFT_POD_FILE_BYTES"]) for learner in (small, large)]
+    assert bounds == [2**31, 2**34]
+
+
 def test_learners_reach_each_other_by_stable_names_at_one_port() -> None:
     attempt = plan()
     environment = pods.environment(attempt, attempt.learners[2], OPTIONS)

@@ -302,6 +302,17 @@ def test_flood_of_output_is_whole_in_the_run_and_shortened_in_the_containers_log
     assert "bytes are left out here" in log
 
 
+def test_command_cannot_fill_the_nodes_disk_by_the_termination_message(entry: Entry) -> None:
+    """Its file is on no volume with a bound. The kubelet lets the command write it."""
+    fill = 'head -c 3000000 /dev/zero > "$MESSAGE"; wc -c < "$MESSAGE"; ulimit -H -f'
+    entry.start(fill, MESSAGE=str(entry.root / "message"), WEFT_POD_FILE_BYTES=str(2**20))
+    entry.store()
+    entry.go()
+    assert entry.wait() == 0
+    assert entry.text("runs/1/stdout").split() == [str(2**20), str(2**20 // 512)]
+    assert json.loads(entry.text("message"))["code"] == 0
+
+
 def test_command_that_crashes_writes_no_core_file_into_its_volume(entry: Entry) -> None:
     """It holds the learner's memory, and would count for the volume's bound. On one machine there is none either."""
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)

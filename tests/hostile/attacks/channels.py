@@ -190,7 +190,8 @@ def loopback_is_scanned() -> None:
     for port in range(1, 65_536):
         with socket.socket() as connection:
             connection.settimeout(_TIMEOUT_S)
-            if connection.connect_ex(("127.0.0.1", port)) == 0:
+            # A socket whose own port happens to be this one reaches itself.
+            if connection.connect_ex(("127.0.0.1", port)) == 0 and connection.getsockname()[1] != port:
                 answering.append(port)
     say(f"ports that answer: {answering}")
     for port in answering if known["own_network"] else set(answering) & set(known["ports"]):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tests.hostile.attacks.ground import FORGED, breach, detached, folder, intel, say, tried
+from tests.hostile.attacks.ground import FORGED, breach, detached, folder, intel, must_fail, say, tried
 
 CONTROL: Final = Path("/weft/control")
 _RUN: Final = Path("/weft/runs/1")
@@ -33,6 +33,7 @@ FORGED_CODE: Final = 7
 _DEPTH: Final = 10
 BOMB: Final = "the fork bomb goes off"
 _STAY_S: Final = 60.0
+_DELAY_S: Final = 10.0
 _CONNECT_S: Final = 3.0
 _MIB: Final = 2**20
 LEARNERS_PATH: Final = "/by-the-learner"
@@ -137,6 +138,24 @@ def records_of_the_end_are_forged_for_ever() -> None:
     os._exit(FORGED_CODE)
 
 
+def programs_of_the_entry_are_replaced() -> None:
+    """Replaces the programs of the entry process by its own, which forge records and wait; then it fails."""
+    place = Path(os.environ["PATH"].partition(":")[0])
+    place.mkdir(parents=True, exist_ok=True)
+    forge = f"printf '%s' '{json.dumps(_SUCCESS)}' > "
+    for name, text in {
+        "mv": f"{forge} {_RUN}/exit.json; {forge} {_MESSAGE}; exit 0",
+        "rm": "exit 0",
+        "date": "echo 99999999999999999999",
+        "sleep": f"{forge} {_RUN}/exit.json; {forge} {_MESSAGE}; exec /bin/sleep {_DELAY_S}",
+        "tail": "cat /dev/zero",
+        "wc": f"exec /bin/sleep {_DELAY_S}",
+    }.items():
+        (place / name).write_text(f"#!/bin/sh\n{text}\n")
+        (place / name).chmod(0o755)
+    os._exit(FORGED_CODE)
+
+
 def start_is_forged() -> None:
     """Removes the record of its start and its output, and puts folders and links in their places."""
     for name in ("start.json", "stdout", "stderr", "usage.json", "stopped"):
@@ -167,6 +186,20 @@ def container_is_filled() -> None:
             path.write_bytes(bytes(_MIB))
             breach(f"wrote {path} beside its volumes")
             path.unlink()
+
+
+def files_of_the_node_are_filled() -> None:
+    """Makes each file of the node that its container has, e.g. the termination message, a tebibyte long."""
+    mounted = [Path(line.split()[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    files = [place for place in mounted if not place.is_relative_to("/proc") and place.is_file()]
+    if _MESSAGE not in files:
+        breach(f"the termination message is none of {files}: the attack is wrong")
+    for place in files:
+        must_fail(f"a tebibyte in {place}", lambda place=place: os.truncate(place, 2**40))  # type: ignore[misc]
+        tried(f"nothing in {place}", lambda place=place: os.truncate(place, 0))  # type: ignore[misc]
+    bound = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if bound != resource.RLIM_INFINITY:
+        must_fail("a higher bound", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2 * bound, 2 * bound)))
 
 
 def fork_bomb_goes_off() -> None:

@@ -167,7 +167,8 @@ FILES: Final = (
     of_learner(files.names_are_hostile, quick=True),
     of_learner(files.folders_are_nested),
     of_learner(files.kinds_are_strange, quick=True),
-    of_learner(files.files_are_sparse),
+    # In a pod its memory bounds the size of a file, and one of a gibibyte would be stored.
+    of_learner(files.files_are_sparse, spec={"resources": {"cpus": 0.5, "memory": "2GiB"}}),
     of_learner(files.files_are_many, ends=_ANY_END),
     of_learner(files.files_cannot_be_entered),
     of_learner(files.files_are_immutable),

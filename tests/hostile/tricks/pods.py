@@ -86,11 +86,20 @@ TRICKS: Final[tuple[Trick, ...]] = (
     _forgery(pods.exit_record_is_forged),
     _forgery(pods.termination_message_is_forged),
     _forgery(pods.records_of_the_end_are_forged_for_ever),
+    of_learner(
+        pods.programs_of_the_entry_are_replaced,
+        spec={"env": {"PATH": "/weft/job/home/bin:/usr/local/bin:/usr/bin:/bin"}, "max_runtime": "10m"},
+        ends=("FAILED",),
+        finishes=False,
+        check=_fails_with_its_own_code,
+        pointless=_ONE_MACHINE,
+    ),
     _trick(pods.start_is_forged, ends=_ANY_END, finishes=False),
     _trick(
         pods.volume_is_filled, spec={"max_runtime": "10m"}, ends=("FAILED",), finishes=False, check=_exceeds_the_disk
     ),
     _trick(pods.container_is_filled),
+    _trick(pods.files_of_the_node_are_filled),
     # With so little memory that its processes do not fit, the kernel needs minutes to end them.
     _trick(
         pods.fork_bomb_goes_off, spec={"resources": {"cpus": 0.25, "memory": "1GiB"}}, ends=_ANY_END, finishes=False

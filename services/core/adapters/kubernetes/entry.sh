@@ -23,7 +23,8 @@ job=$root/job
 command=$WEFT_POD_COMMAND
 store_timeout_s=${WEFT_POD_STORE_TIMEOUT_S:-0}
 grace_s=${WEFT_POD_GRACE_S:-30}
-unset WEFT_POD_COMMAND WEFT_POD_STORE_TIMEOUT_S WEFT_POD_GRACE_S WEFT_POD_LEARNER
+file_bytes=${WEFT_POD_FILE_BYTES:-}
+unset WEFT_POD_COMMAND WEFT_POD_STORE_TIMEOUT_S WEFT_POD_GRACE_S WEFT_POD_FILE_BYTES WEFT_POD_LEARNER
 
 COPIED_MOST=1048576 # Bytes of one stream that are copied to the container's log in a second.
 STUCK=1000          # A process that survives SIGKILL for so long hangs in the kernel. Centiseconds.
@@ -31,8 +32,10 @@ NEVER=-1
 MEASURED_EACH=8     # Turns of the watcher, of half a second, between two measurements of what the container uses.
 
 umask 022
-# Also the hard limit. A core file holds the learner's memory, and counts for the bound of its volume.
+# Both are also the hard limit. A core file holds the learner's memory, and counts for the bound of its volume. The file of
+# the termination message is on the node's disk, on no volume with a bound, and the command may write it.
 ulimit -c 0
+[ -z "$file_bytes" ] || ulimit -f $((file_bytes / 512))
 
 # --- reading --------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,9 @@ _LOST_AFTER_S: Final = 5
 _CONTROL_BYTES: Final = 2**28
 """Of the volume for control files and the SDK."""
 _MOST_TERMINATION_S: Final = 7 * 86_400
+_FILE_FACTOR: Final = 2
+"""A learner's file may become so much larger than its volume or its memory: the kubelet then sees that it is too large,
+and evicts the pod with a reason. A file with holes takes less than its size."""
 
 
 def pod(
@@ -256,6 +259,7 @@ def environment(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOpti
         layout.COMMAND_VARIABLE: learner.command,
         layout.GRACE_VARIABLE: str(math.ceil(plan.grace / 1000)),
         layout.STORE_TIMEOUT_VARIABLE: str(math.ceil(plan.store_timeout / 1000)),
+        layout.FILE_BYTES_VARIABLE: str(_FILE_FACTOR * max(options.scratch, learner.memory, learner.shm)),
     }
 
 
