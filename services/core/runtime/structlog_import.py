@@ -6,6 +6,7 @@ and the import would take a tenth of the processor time of their start.
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 
@@ -15,6 +16,6 @@ def import_structlog() -> None:
         return
     sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that cannot be imported
     try:
-        import structlog  # noqa: F401, PLC0415 - for its effect
+        importlib.import_module("structlog")
     finally:
         del sys.modules["rich"]
