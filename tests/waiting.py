@@ -13,6 +13,9 @@ T = TypeVar("T")
 HANG_S: Final = 120.0
 """Seconds. The limit of every wait that has no other: it ends a test that hangs, and no test on a busy machine."""
 _INTERVAL_S: Final = 0.01
+_LONGEST_INTERVAL_S: Final = 0.05
+"""A condition is often a request: one every 10 ms would take as much processor time as what the test waits for."""
+_GROWTH: Final = 1.25
 
 
 @overload
@@ -24,11 +27,12 @@ async def until(condition: Callable[[], T], timeout: float = HANG_S) -> T: ...
 
 
 async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
-    """The first true value of ``condition`` (a function, or a coroutine function), called every 10 ms.
+    """The first true value of ``condition`` (a function, or a coroutine function), called after 10 ms, and
+    less often the longer it takes.
 
     Raises AssertionError with the last value after ``timeout`` seconds.
     """
-    deadline = time.monotonic() + timeout
+    deadline, interval_s = time.monotonic() + timeout, _INTERVAL_S
     while True:
         answer = condition()
         value = await answer if inspect.isawaitable(answer) else answer
@@ -36,16 +40,18 @@ async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(_late(condition, timeout, value))
-        await asyncio.sleep(_INTERVAL_S)
+        await asyncio.sleep(interval_s)
+        interval_s = min(interval_s * _GROWTH, _LONGEST_INTERVAL_S)
 
 
 def eventually(condition: Callable[[], T], timeout: float = HANG_S) -> T:
     """``until``, for tests without an event loop."""
-    deadline = time.monotonic() + timeout
+    deadline, interval_s = time.monotonic() + timeout, _INTERVAL_S
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(_late(condition, timeout, value))
-        time.sleep(_INTERVAL_S)
+        time.sleep(interval_s)
+        interval_s = min(interval_s * _GROWTH, _LONGEST_INTERVAL_S)
     return value
 
 

@@ -34,7 +34,7 @@ from services.api.submit import Submissions
 from services.api.tenant_secrets import TenantSecrets
 from services.api.uploads import Uploads
 from services.core.bootstrap import wiring
-from services.core.bootstrap.kubernetes import devices, library_images
+from services.core.bootstrap.kubernetes_offers import devices, library_images
 from services.core.domain.errors import Unavailable
 from services.core.failpoints.ports import at_failpoint
 from services.core.ports.job_store import JobStore

@@ -1,1 +1,5 @@
 """One Guardian per job: provisions all of its learners or none, watches them, decides the end, releases everything."""
+
+from services.core.runtime.structlog_import import import_structlog
+
+import_structlog()

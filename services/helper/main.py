@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import traceback
 from collections.abc import Callable, Mapping
@@ -94,6 +95,8 @@ def _run(folder: LearnerFolder, watch: Callable[[], LearnerWatch]) -> int:
     # The agent can do without it: a disk that the learner has filled must not keep its results from being stored.
     with contextlib.suppress(OSError, NoSpace):
         folder.write(HELPER_FILE, asdict(me) if me is not None else {})
+    gc.freeze()  # imported modules are no garbage: no collection looks through them
+    gc.set_threshold(700, 10, 10)  # Python's own, which are higher while modules are imported (services/__init__.py)
     asyncio.run(_live(folder, watch))
     return 0
 

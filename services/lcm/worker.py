@@ -27,13 +27,8 @@ from services.core.adapters.celery.consumer import BrokerConnection, consumer_cl
 from services.core.adapters.celery.nudge import Nudger
 from services.core.adapters.rpc.hints import Nudges
 from services.core.bootstrap import wiring
-from services.core.bootstrap.service import (
-    Service,
-    configure_logging,
-    end_process,
-    operations_server,
-    watch_failpoints,
-)
+from services.core.bootstrap.log import configure_logging
+from services.core.bootstrap.service import Service, end_process, operations_server, watch_failpoints
 from services.core.domain.errors import WeftError
 from services.core.failpoints.ports import at_failpoint
 from services.core.runtime.settings import Settings

@@ -26,7 +26,7 @@ from typing import Final
 import structlog
 
 from services.core.adapters.etcd import launcher
-from services.core.bootstrap.service import configure_logging
+from services.core.bootstrap.log import configure_logging
 from services.core.domain.errors import NoSpace, Unavailable, WeftError
 from services.core.runtime.address import TLS, Address
 from services.core.runtime.durable_files import write_json, write_text

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import structlog
-from services.core.bootstrap.service import configure_logging
+from services.core.bootstrap.log import configure_logging
 configure_logging("api", "info")
 structlog.get_logger().info("test.logged", text="\\udcff \\u00e4")
 print("continues")

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.core.bootstrap import wiring
-from services.core.bootstrap.kubernetes import devices, library_images
+from services.core.bootstrap.kubernetes_offers import devices, library_images
 from services.core.domain.errors import InvalidRequest, Unauthenticated, Unavailable
 from services.core.domain.service_access import SERVICES
 from services.core.domain.tokens import LearnerIdentity

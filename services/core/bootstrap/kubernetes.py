@@ -17,8 +17,8 @@ from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.probe import Check, probe
 from services.core.adapters.rpc.pull_credentials import ApiPullCredentials
+from services.core.bootstrap.kubernetes_offers import library_images_of
 from services.core.domain.errors import InvalidRequest
-from services.core.frameworks.images import LibraryImages
 from services.core.ports.guardian_launcher import GuardianLauncher
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.kubernetes_settings import HELPER_SETTINGS, KubernetesSettings
@@ -62,22 +62,6 @@ def guardian_launcher(settings: Settings) -> GuardianLauncher | None:
     )
 
 
-def library_images(settings: Settings) -> LibraryImages | None:
-    """The images of the framework library; None if learners are no pods, or this service has no settings of them."""
-    if settings.cluster != "kubernetes":
-        return None
-    kubernetes = KubernetesSettings()
-    return _library_images(kubernetes) if kubernetes.helper_image else None
-
-
-def devices(settings: Settings) -> tuple[str, ...] | None:
-    """The devices that learners may have; None if learners are no pods, or this service has no settings of them."""
-    if settings.cluster != "kubernetes":
-        return None
-    kubernetes = KubernetesSettings()
-    return kubernetes.devices if kubernetes.helper_image else None
-
-
 async def probe_cluster(
     *, tenant: str, metrics: str, authority: Path, urls: Sequence[str], report: Callable[[str], None]
 ) -> list[Check]:
@@ -118,7 +102,7 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         namespace_prefix=kubernetes.namespace_prefix,
         helper_image=helper_image,
         learner_image=kubernetes.learner_image or helper_image,
-        library_images=_library_images(kubernetes),
+        library_images=library_images_of(kubernetes),
         images=kubernetes.images,
         pull_secret=_pull_secret(kubernetes.pull_secret_file),
         pull_secrets=kubernetes.pull_secrets,
@@ -145,10 +129,6 @@ def _options(kubernetes: KubernetesSettings, helper_image: str) -> KubernetesOpt
         uid_first=kubernetes.uid_first,
         uid_count=kubernetes.uid_count,
     )
-
-
-def _library_images(kubernetes: KubernetesSettings) -> LibraryImages:
-    return LibraryImages(registry=kubernetes.framework_registry, named=kubernetes.framework_images)
 
 
 def _pull_secret(file: Path | None) -> str:

@@ -14,7 +14,7 @@ only its ``finally`` blocks still run.
 from __future__ import annotations
 
 import asyncio
-import logging
+import gc
 import os
 import resource
 import signal
@@ -23,7 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NoReturn, TextIO, cast
+from typing import Final, NoReturn
 
 import prometheus_client
 import structlog
@@ -36,6 +36,7 @@ from starlette.routing import Route
 from services.core.adapters.certificates import valid_until
 from services.core.adapters.rpc.server import REFUSED
 from services.core.bootstrap.http import HttpServer
+from services.core.bootstrap.log import configure_logging
 from services.core.bootstrap.operations_access import OperationsAccess
 from services.core.bootstrap.wiring import operations_access
 from services.core.domain.errors import PermissionDenied, Unauthenticated, WeftError, row
@@ -44,6 +45,8 @@ from services.core.runtime.address import Address
 from services.core.runtime.settings import Settings
 
 _READY_TIMEOUT_S: Final = 2.0
+_GC_THRESHOLDS: Final = (700, 10, 10)
+"""Python's own, which are higher while modules are imported (services/__init__.py)."""
 READY: Final = prometheus_client.Gauge(
     "weft_ready", "Whether the service serves, and each port that it needs answers: 1 or 0", ("check",)
 )
@@ -91,38 +94,6 @@ async def _why_failing(ping: Callable[[], Awaitable[object]]) -> str:
     except (WeftError, TimeoutError, OSError) as error:
         return str(error) or type(error).__name__
     return ""
-
-
-class _Stderr:
-    """Standard error that drops what it cannot write: the work that logs must not fail because a disk is full."""
-
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            return os.write(2, text.encode(errors="backslashreplace"))
-        return 0
-
-    def flush(self) -> None:
-        """No effect: there is no buffer."""
-
-
-def configure_logging(name: str, level: str) -> None:
-    """Makes structlog write one JSON object per line to stderr, with ``service``, ``pid``, level and time.
-
-    ``level``: debug | info | warning | error.
-    """
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Stderr())),
-        cache_logger_on_first_use=True,
-    )
-    structlog.contextvars.bind_contextvars(service=name, pid=os.getpid())
 
 
 def operations_app(service: Service, access: OperationsAccess) -> Starlette:
@@ -226,6 +197,8 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
             service.stopping.set()
 
     log.info("service.starting")
+    gc.freeze()  # imported modules are no garbage: no collection looks through them
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         with suppress(asyncio.CancelledError):  # after the second signal
             uvloop.run(body())
