@@ -236,3 +236,51 @@ def test_a_chart_is_drawn_once_when_its_page_opens(open_visit: Open, finished: d
     assert page.evaluate("window.__drawings") == 1
     page.get_by_label("Log scale").click()
     eventually(lambda: page.evaluate("window.__drawings") == 2)
+
+
+REQUESTS_OF_CURVES = """
+const send = window.fetch;
+window.__curves = [];
+window.fetch = (request, ...rest) => {
+  const url = request.url ?? request;
+  if (url.includes("series=true")) window.__curves.push([url, document.querySelector("section.job") !== null]);
+  return send(request, ...rest);
+};"""
+"""The addresses of the curves that the page has requested, and whether a job's page was drawn then."""
+PASS_OVER = """(links) => {
+  for (const link of links)
+    for (const type of ["mouseover", "mouseout"]) link.dispatchEvent(new MouseEvent(type, {bubbles: true}));
+}"""
+"""A pointer that moves over all links within no time."""
+
+
+def test_a_click_on_a_job_requests_its_curves_before_the_page_is_drawn(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    """The page was drawn first, so the curves came later by that."""
+    visited = open_visit()
+    visited.context.add_init_script(REQUESTS_OF_CURVES)
+    page = visited.open("/ui/jobs?q=name%3Dseeds")
+    page.locator(".tr.data a.strong").nth(1).evaluate("(link) => link.click()")  # no pointer announces this one
+    expect(page.locator(".chart .legend-value")).to_have_text("0.04348")  # 1 / 23
+    [(address, drawn)] = page.evaluate("window.__curves")
+    assert finished["seed-4"] in address
+    assert not drawn
+
+
+def test_curves_are_requested_once_for_a_pointer_that_rests_on_a_job_and_not_for_those_it_passes(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    visited = open_visit()
+    visited.context.add_init_script(REQUESTS_OF_CURVES)
+    page = visited.open("/ui/jobs?q=name%3Dseeds")
+    links = page.locator(".tr.data a.strong")
+    expect(links).to_have_count(5)
+    links.evaluate_all(PASS_OVER)
+    links.nth(1).hover()
+    eventually(lambda: page.evaluate("window.__curves.length") > 0)
+    expect(page.get_by_role("heading", name="seeds")).to_have_count(0)  # it is on the list still
+    links.nth(1).click()
+    expect(page.locator(".chart .legend-value")).to_be_visible()
+    [(address, _)] = page.evaluate("window.__curves")
+    assert finished["seed-4"] in address
