@@ -1,5 +1,7 @@
 """Chromium, as Debian packages it, on the dashboard of a running platform.
 
+It is the build without windows: it has the same engine, and opens a page for half of the processor time.
+
 A ``Visit`` collects what no page may do: errors of scripts, violations of the content security policy, and scripts of
 others that run.
 """
@@ -28,6 +30,8 @@ from tests.testbed.built import need_debian
 from tests.waiting import HANG_S
 
 ROOT: Final = Path(__file__).parents[2]
+CHROMIUM: Final = "chromium-headless-shell"
+"""The program, and its Debian package."""
 AXE: Final = ROOT / "services/dashboard/node_modules/axe-core/axe.min.js"
 DESKTOP: Final = {"width": 1440, "height": 900}
 PHONE: Final = {"width": 390, "height": 844}
@@ -60,9 +64,9 @@ def build_dashboard() -> None:
 @contextmanager
 def chromium() -> Generator[Browser]:
     """A browser with an empty profile. Installs the package, as root, if it is missing."""
-    need_debian(["chromium"], ["chromium"], print)
+    need_debian([CHROMIUM], [CHROMIUM], print)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(_FLAGS))
+        browser = playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=list(_FLAGS))
         try:
             yield browser
         finally:
