@@ -9,7 +9,8 @@ Only what the measured rows need is stored before, so single parts are quick.
 * script: what a page loads first, compressed.
 * curve: from the click on a job in the list until its curve is drawn: the job's page, and its points, of which the
   server sends as many as the screen shows. The click comes a second after the list was drawn, when the browser has
-  also loaded what other pages need. The points are written to the metric store while the platform is down.
+  also loaded what other pages need. It is one that nothing announces, as by the keyboard, or one by hand: the pointer
+  rests on the link before. The points are written to the metric store while the platform is down.
 * pages: processor time of the api while many pages are open and nothing happens, and while a job is submitted each
   second, beside the same without pages.
 * compare: a page that compares many jobs, with the charts of all of their metrics, is scrolled from top to bottom:
@@ -53,6 +54,9 @@ BATCH: Final = 50_000
 SETTLE_S: Final = 5.0
 LOOKED_MS: Final = 1000
 """Pause before the click, as of a person who reads the list first."""
+RESTED_MS: Final = 300
+PRESSED_MS: Final = 80
+"""How long a hand lets the pointer rest on a link, and how long it presses the button."""
 STEPS: Final = 20
 """Points of each metric of the jobs that are compared."""
 WATCH: Final = """
@@ -63,19 +67,21 @@ new MutationObserver(() => {
 }).observe(document, {subtree: true, childList: true});
 """
 """The second frame begins after the first one, with the row, was drawn."""
-CLICK: Final = """(name) => new Promise((resolve) => {
-  const link = [...document.querySelectorAll(".tr.data a")].find((a) => a.textContent === name);
-  const clicked = performance.now();
-  new MutationObserver((_, observer) => {
-    if (!document.querySelector(".chart canvas") || !/[0-9]/.test(document.querySelector(".legend-value")?.textContent))
-      return;
-    observer.disconnect();
-    const answer = performance.getEntriesByType("resource").findLast((entry) => entry.name.includes("series=true"));
-    requestAnimationFrame(() => requestAnimationFrame(() =>
-      resolve([performance.now() - clicked, answer.responseEnd - clicked])));
-  }).observe(document.body, {subtree: true, childList: true, characterData: true});
-  link.click();
-})"""
+DRAWN: Final = """() => {
+  window.__drawn = new Promise((resolve) => {
+    let clicked;
+    addEventListener("click", () => { clicked = performance.now(); }, {capture: true, once: true});
+    new MutationObserver((_, observer) => {
+      const value = document.querySelector(".legend-value")?.textContent;
+      if (!document.querySelector(".chart canvas") || !/[0-9]/.test(value)) return;
+      observer.disconnect();
+      const answer = performance.getEntriesByType("resource").findLast((entry) => entry.name.includes("series=true"));
+      requestAnimationFrame(() => requestAnimationFrame(() =>
+        resolve([performance.now() - clicked, answer.responseEnd - clicked])));
+    }).observe(document.body, {subtree: true, childList: true, characterData: true});
+  });
+}"""
+"""``__drawn``: milliseconds from the next click until a curve is drawn, and until the answer with it was there."""
 NOTE: Final = """() => {
   window.__shown = {};
   new MutationObserver(() => {
@@ -131,6 +137,9 @@ class Figures:
     script: list[float] = field(default_factory=list)
     api: list[float] = field(default_factory=list)
     """Of the curve: until the answer with its points was there."""
+    hand_curve: list[float] = field(default_factory=list)
+    hand_api: list[float] = field(default_factory=list)
+    """The same after a pointer rested on the link. Negative: before the click."""
     frames: list[float] = field(default_factory=list)
     """Frames a second, of each scroll of 40 pixels a frame: too fast to draw."""
     slow_frames: list[float] = field(default_factory=list)
@@ -191,15 +200,31 @@ def measure_list(browser: Browser, url: str, state: StorageState, figures: Figur
 
 
 def measure_curve(browser: Browser, url: str, state: StorageState, figures: Figures, *, visits: int) -> None:
-    """A fresh page for each click: nothing of the job is in its memory."""
+    """A fresh page for each click: nothing of the job is in its memory. Clicks that nothing announces, as by the
+    keyboard, and those of a hand, in turns.
+    """
     for _ in range(visits):
-        with visit(browser, url, state=state) as opened:
-            page = opened.open("/ui/jobs?q=name%3Dcurve")
-            page.locator(".tr.data").first.wait_for()
-            page.wait_for_timeout(LOOKED_MS)
-            drawn, answered = page.evaluate(CLICK, "curve")
-            figures.curve.append(float(drawn))
-            figures.api.append(float(answered))
+        for by_hand, drawn, answered in (
+            (False, figures.curve, figures.api),
+            (True, figures.hand_curve, figures.hand_api),
+        ):
+            with visit(browser, url, state=state) as opened:
+                page = opened.open("/ui/jobs?q=name%3Dcurve")
+                link = page.locator(".tr.data a", has_text=re.compile("^curve$"))
+                link.wait_for()
+                page.wait_for_timeout(LOOKED_MS)
+                page.evaluate(DRAWN)
+                if by_hand:
+                    link.hover()
+                    page.wait_for_timeout(RESTED_MS)
+                    page.mouse.down()
+                    page.wait_for_timeout(PRESSED_MS)
+                    page.mouse.up()
+                else:
+                    link.evaluate("(link) => link.click()")
+                times = page.evaluate("window.__drawn")
+                drawn.append(float(times[0]))
+                answered.append(float(times[1]))
 
 
 async def write_many(folder: Path, job_ids: Sequence[str], metrics: int) -> None:
@@ -368,6 +393,8 @@ def rows(args: argparse.Namespace, figures: Figures) -> list[Row]:
         Row("script of the first load, gzip", figures.script, "kB", "<= 250"),
         Row("curve: click -> drawn", figures.curve, promised="<= 200"),
         Row("  of these, until the points are there", figures.api),
+        Row("the same by hand: the pointer rests on the link first", figures.hand_curve, promised="<= 200"),
+        Row("  of these, until the points are there", figures.hand_api),
         Row(f"compare {args.compared:,} jobs x {args.metrics} metrics: scroll", figures.frames, "frames/s", ">= 50"),
         Row("  the same, slowly: charts are drawn meanwhile", figures.slow_frames, "frames/s", ">= 50"),
         Row("  a screen of them, statistics of all jobs", figures.charts),

@@ -25,11 +25,11 @@ can_be_root() { [ "$(id -u)" = 0 ] || command -v sudo > /dev/null; }
 
 # package=a program of it. RabbitMQ's own is not on everybody's PATH.
 needed=(bubblewrap=bwrap redis-server=redis-server rabbitmq-server=/usr/lib/rabbitmq/bin/rabbitmq-server)
-[ "${1:-}" != --all ] || needed+=(maven=mvn default-jdk-headless=javac faketime=faketime chromium=chromium)
+[ "${1:-}" != --all ] || needed+=(maven=mvn default-jdk-headless=javac faketime=faketime chromium-headless-shell=chromium-headless-shell)
 if [ "${1:-}" = --all ] && [ "$(id -u)" = 0 ]; then
     needed+=(iproute2=ip iptables=iptables busybox-static=busybox docker.io=dockerd mmdebstrap=mmdebstrap)
 fi
-[ "${1:-}" != --browser ] || needed=(bubblewrap=bwrap chromium=chromium)
+[ "${1:-}" != --browser ] || needed=(bubblewrap=bwrap chromium-headless-shell=chromium-headless-shell)
 missing=()
 for wanted in "${needed[@]}"; do
     command -v "${wanted#*=}" > /dev/null || missing+=("${wanted%%=*}")

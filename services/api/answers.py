@@ -79,7 +79,7 @@ def number(value: float) -> float | str:
 def rfc3339(moment: Time) -> str:
     """``2026-11-21T13:20:00.123Z``."""
     seconds, rest = divmod(moment, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:03d}Z"
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{rest:03d}Z"
 
 
 def printable(text: str) -> str:

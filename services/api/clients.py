@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -279,7 +279,7 @@ class TelemetryClient:
         """A page of points, and the seq up to which it contains every point that matches."""
         request = _points_request(job_id, query, limit)
         reply = await self._client.read(lambda channel: _stub(channel).Points(request, timeout=_QUERY_S))
-        return [_point(point) for point in reply.points], reply.through_seq
+        return _points(reply.points), reply.through_seq
 
     async def follow_points(self, job_id: str, query: PointQuery) -> AsyncGenerator[tuple[Sequence[StoredPoint], int]]:
         """As ``follow_lines``."""
@@ -288,13 +288,13 @@ class TelemetryClient:
             streaming(stub.FollowPoints(_points_request(job_id, query, 0), timeout=_FOLLOW_S))
         ) as replies:
             async for reply in replies:
-                yield [_point(point) for point in reply.points], reply.through_seq
+                yield _points(reply.points), reply.through_seq
 
     async def series(self, job_id: str, query: PointQuery) -> tuple[Sequence[StoredPoint], int]:
         """The points of curves, thinned out to ``query.max_points`` each, and the seq up to which they lack none."""
         request = _points_request(job_id, query, 0)
         reply = await self._client.read(lambda channel: _stub(channel).Series(request, timeout=_QUERY_S))
-        return [_point(point) for point in reply.points], reply.through_seq
+        return _points(reply.points), reply.through_seq
 
     async def aggregates(self, job_ids: Sequence[str], names: Sequence[str]) -> Mapping[str, Sequence[Aggregate]]:
         """Aggregates of these metrics, by job; jobs that reported none are missing. At most 500 jobs."""
@@ -340,7 +340,7 @@ class TelemetryClient:
         stub = _stub(await self._client.channel())
         with self._client.answering():
             reply = await stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_QUERY_S)
-        latest = {stored.point.name: _point(stored) for stored in reply.latest}
+        latest = {point.point.name: point for point in _points(reply.latest)}
         return Summary(
             lines=reply.lines,
             points=reply.points,
@@ -444,11 +444,18 @@ def _line(stored: metrics_pb2.StoredLine) -> StoredLine:
     return StoredLine(stored.seq, _source(stored.source), LogLine(line.offset, line.time_ms, line.text, line.partial))
 
 
-def _point(stored: metrics_pb2.StoredPoint) -> StoredPoint:
+def _points(messages: Iterable[metrics_pb2.StoredPoint]) -> list[StoredPoint]:
+    last, source = metrics_pb2.Source(), SourceId(0, "", 0, 0, "")
+    points: list[StoredPoint] = []
+    for message in messages:
+        if message.source != last:  # points in a row have the same one
+            last, source = message.source, _source(message.source)
+        points.append(_point(message, source))
+    return points
+
+
+def _point(stored: metrics_pb2.StoredPoint, source: SourceId) -> StoredPoint:
     point = stored.point
     step = point.step if point.HasField("step") else None
-    return StoredPoint(
-        stored.seq,
-        _source(stored.source),
-        Point(point.offset, point.time_ms, point.name, step, point.value, dict(point.context)),
-    )
+    context = dict(point.context) if point.context else {}
+    return StoredPoint(stored.seq, source, Point(point.offset, point.time_ms, point.name, step, point.value, context))

@@ -21,6 +21,7 @@ PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
 """An image of one pixel."""
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
+Completed = Callable[[str], str]
 
 
 @pytest.fixture(scope="package")
@@ -31,7 +32,7 @@ def weft_up() -> Iterator[Platform]:
     with platform(
         {
             "WEFT_NODE_CPUS": "4",
-            "WEFT_NODE_GPUS": "2",
+            "WEFT_NODE_GPUS": "3",
             "WEFT_METRICS_SEARCH_S": "0.25",
             "WEFT_TENANT_SEARCH_S": "600",
             "WEFT_GPU_IDLE_S": "20",
@@ -79,8 +80,8 @@ def submit(client: Client) -> Submit:
 
 
 @pytest.fixture(scope="package")
-def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
-    """Ids of jobs that have ended, by what they show."""
+def begun(weft_up: Platform) -> Iterator[dict[str, Job]]:
+    """Jobs that end by themselves, by what they show. Those that take long run while other tests do."""
     loss = (
         "import json,os; seed = int(os.environ['SEED'])\nfor s in range(20): print(json.dumps(dict(step=s, loss=%s)))"
     )
@@ -88,6 +89,7 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
     wrong = f"echo ordinary line; {curve}; echo 'ValueError: label 11 is out of range' >&2; exit 3"
     image = f"echo {PNG} | base64 -d > $RESULT_DIR/plot.png"
     green = r"printf '\033[32mgreen\033[0m\n'"
+    colours = r"\x1b[31mx\x1b[32my"
     jobs: dict[str, dict[str, Any]] = {
         "good": {
             "name": "good",
@@ -99,14 +101,36 @@ def finished(weft_up: Platform) -> Iterator[dict[str, str]]:
             f"seed-{seed}": {"name": "seeds", "command": curve, "env": {"SEED": str(seed)}, "tags": ["group=five"]}
             for seed in range(1, 6)
         },
+        "lines": {"name": "lines", "command": "seq -f 'line %.0f' 1 2000"},
+        "colours": {
+            "name": "colours",
+            "command": f"""python3 -c "for n in range(900): print(n, '{colours}' * 1300)" """,
+        },
+        "files": {"name": "files", "command": 'for n in $(seq 600); do echo $n > "$RESULT_DIR/sample-$n"; done'},
         "long": {"name": "long", "command": "seq -f 'line %.0f' 1 1000000"},
     }
     with Client(weft_up.url, weft_up.key) as client:
         common = {"resources": SMALL, "metrics": JSONL}
-        made = {name: client.jobs.submit({**common, "env": {"SEED": "1"}, **spec}) for name, spec in jobs.items()}
-        for job in made.values():
-            job.wait(4 * HANG_S)  # a million lines take long on a busy machine
-        yield {name: job.id for name, job in made.items()}
+        yield {name: client.jobs.submit({**common, "env": {"SEED": "1"}, **spec}) for name, spec in jobs.items()}
+
+
+@pytest.fixture(scope="package")
+def finished(begun: dict[str, Job]) -> dict[str, str]:
+    """Ids of the short ones of these jobs, which have ended."""
+    short = {name: job for name, job in begun.items() if name not in {"lines", "colours", "files", "long"}}
+    return {name: job.wait(HANG_S).id for name, job in short.items()}
+
+
+@pytest.fixture
+def completed(begun: dict[str, Job]) -> Completed:
+    """Waits until one of these jobs has ended well, and returns its id."""
+
+    def wait(name: str) -> str:
+        job = begun[name].wait(4 * HANG_S)  # a million lines take long on a busy machine
+        assert job.status == "COMPLETED"
+        return job.id
+
+    return wait
 
 
 @pytest.fixture

@@ -18,12 +18,13 @@ from weft import Client, Job
 
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
+Completed = Callable[[str], str]
 expect.set_options(timeout=HANG_S * 1000)
 UNTIL_END = 'trap "exit 0" TERM; echo up; until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.05; done'
 BAR = r"""printf '\repoch 3:  41%%|####      |' >&2; """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other_key(weft_up: Platform) -> str:
     """Of a user of another tenant."""
     made = httpx2.post(
@@ -32,10 +33,20 @@ def other_key(weft_up: Platform) -> str:
     return str(made.json()["key"])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other_tenant(weft_up: Platform, other_key: str) -> Iterator[Client]:
     with Client(weft_up.url, other_key) as client:
         yield client
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sleeps(other_tenant: Client) -> Iterator[Job]:
+    """A job that does not use its GPU. It begins first: only GPUs that were not used for a while are idle."""
+    job = other_tenant.jobs.submit(
+        {"name": "sleeps", "command": UNTIL_END, "resources": {"cpus": 0.2, "memory": "64MiB", "gpus": 1}}
+    )
+    yield job
+    job.kill()
 
 
 def test_an_administrator_sees_which_gpus_are_free_and_the_jobs_of_all_tenants(
@@ -46,8 +57,8 @@ def test_an_administrator_sees_which_gpus_are_free_and_the_jobs_of_all_tenants(
     holds = other_tenant.jobs.submit({**spec, "name": "holds"})
     waits = other_tenant.jobs.submit({**spec, "name": "waits-there", "learners": 2})
     page = open_visit().open("/ui/cluster")
-    expect(page.locator(".slot")).to_have_count(2)
-    expect(page.locator(".slot.used")).to_have_count(1)
+    expect(page.locator(".slot")).to_have_count(3)
+    expect(page.locator(".slot.used")).to_have_count(2)  # the other one is that of ``sleeps``
     expect(page.locator(".holding").get_by_role("row", name="holds")).to_contain_text("vision")
     page.get_by_role("link", name="Queue", exact=True).click()
     expect(page.get_by_role("row", name="waits-there")).to_contain_text("vision")
@@ -62,21 +73,6 @@ def test_an_administrator_sees_which_gpus_are_free_and_the_jobs_of_all_tenants(
     waits.kill()
     expect(page.locator(".tr.data", has_text="waits-there")).to_contain_text("killed")
     holds.kill()
-
-
-def test_the_cluster_screen_lists_gpus_that_are_allocated_and_idle(open_visit: Open, other_tenant: Client) -> None:
-    """It said which GPUs are held, and not that nobody uses them."""
-    sleeps = other_tenant.jobs.submit(
-        {"name": "sleeps", "command": UNTIL_END, "resources": {"cpus": 0.2, "memory": "64MiB", "gpus": 1}}
-    )
-    page = open_visit().open("/ui/cluster")
-    row = page.locator(".idle-gpus").get_by_role("row", name="sleeps")
-    expect(row).to_contain_text("1 of 1")
-    expect(row).to_contain_text("not measured")
-    expect(row).to_contain_text("vision")
-    expect(page.get_by_text("The GPUs of 1 job are not measured")).to_be_visible()
-    sleeps.kill()
-    expect(row).to_have_count(0)
 
 
 def test_the_address_of_an_administrators_list_shows_a_user_the_own_tenant(
@@ -111,11 +107,11 @@ def test_a_line_of_the_log_is_opened_without_its_control_sequences(open_visit: O
     expect(page.locator(".log-open pre")).to_have_text("green")
 
 
-def test_a_file_far_down_the_list_is_shown_where_one_looks_and_by_its_address(open_visit: Open, submit: Submit) -> None:
+def test_a_file_far_down_the_list_is_shown_where_one_looks_and_by_its_address(
+    open_visit: Open, completed: Completed
+) -> None:
     """The content was drawn above the list, out of sight; of a file after the first 500, the address showed nothing."""
-    job = submit('for n in $(seq 600); do echo $n > "$RESULT_DIR/sample-$n"; done')
-    assert job.wait(HANG_S).status == "COMPLETED"
-    page = open_visit().open(f"/ui/jobs/{job.id}?tab=files")
+    page = open_visit().open(f"/ui/jobs/{completed('files')}?tab=files")
     page.get_by_role("button", name="sample-400").click()
     expect(page.locator(".preview pre")).to_have_text("400\n")
     expect(page.locator(".preview pre")).to_be_in_viewport()
@@ -135,10 +131,9 @@ window.fetch = (request, ...rest) => {
 """When the page has requested the first lines of the log, in ms."""
 
 
-def test_lines_that_could_not_be_read_are_requested_again_after_a_pause(open_visit: Open, submit: Submit) -> None:
+def test_lines_that_could_not_be_read_are_requested_again_after_a_pause(open_visit: Open, completed: Completed) -> None:
     """They were requested again and again, without a pause."""
-    job = submit("seq -f 'line %.0f' 1 2000")
-    assert job.wait(HANG_S).status == "COMPLETED"
+    job_id = completed("lines")
     visited = open_visit()
     visited.context.add_init_script(TIME_READINGS)
     away, refused = True, list[str]()
@@ -150,7 +145,7 @@ def test_lines_that_could_not_be_read_are_requested_again_after_a_pause(open_vis
         return route.fulfill(status=503)
 
     visited.page.route("**/logs?after=0&*", answer)
-    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    page = visited.open(f"/ui/jobs/{job_id}?tab=logs")
     expect(page.locator(".log-text").last).to_have_text("line 2000")
     page.locator(".log").evaluate("(box) => { box.scrollTop = 0; }")
     expect(page.get_by_role("alert")).to_contain_text("503")
@@ -163,13 +158,12 @@ def test_lines_that_could_not_be_read_are_requested_again_after_a_pause(open_vis
     assert all(later - earlier > 1900 for earlier, later in pairwise(readings))
 
 
-def test_lines_that_may_not_be_read_are_requested_once(open_visit: Open, submit: Submit) -> None:
-    job = submit("seq -f 'line %.0f' 1 2000")
-    assert job.wait(HANG_S).status == "COMPLETED"
+def test_lines_that_may_not_be_read_are_requested_once(open_visit: Open, completed: Completed) -> None:
+    job_id = completed("lines")
     visited = open_visit()
     visited.context.add_init_script(TIME_READINGS)
     visited.page.route("**/logs?after=0&*", lambda route: route.fulfill(status=403))
-    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    page = visited.open(f"/ui/jobs/{job_id}?tab=logs")
     expect(page.locator(".log-text").last).to_have_text("line 2000")
     page.locator(".log").evaluate("(box) => { box.scrollTop = 0; }")
     expect(page.get_by_role("alert")).to_contain_text("403")
@@ -236,3 +230,63 @@ def test_a_chart_is_drawn_once_when_its_page_opens(open_visit: Open, finished: d
     assert page.evaluate("window.__drawings") == 1
     page.get_by_label("Log scale").click()
     eventually(lambda: page.evaluate("window.__drawings") == 2)
+
+
+REQUESTS_OF_CURVES = """
+const send = window.fetch;
+window.__curves = [];
+window.fetch = (request, ...rest) => {
+  const url = request.url ?? request;
+  if (url.includes("series=true")) window.__curves.push([url, document.querySelector("section.job") !== null]);
+  return send(request, ...rest);
+};"""
+"""The addresses of the curves that the page has requested, and whether a job's page was drawn then."""
+PASS_OVER = """(links) => {
+  for (const link of links)
+    for (const type of ["mouseover", "mouseout"]) link.dispatchEvent(new MouseEvent(type, {bubbles: true}));
+}"""
+"""A pointer that moves over all links within no time."""
+
+
+def test_a_click_on_a_job_requests_its_curves_before_the_page_is_drawn(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    """The page was drawn first, so the curves came later by that."""
+    visited = open_visit()
+    visited.context.add_init_script(REQUESTS_OF_CURVES)
+    page = visited.open("/ui/jobs?q=name%3Dseeds")
+    page.locator(".tr.data a.strong").nth(1).evaluate("(link) => link.click()")  # no pointer announces this one
+    expect(page.locator(".chart .legend-value")).to_have_text("0.04348")  # 1 / 23
+    [(address, drawn)] = page.evaluate("window.__curves")
+    assert finished["seed-4"] in address
+    assert not drawn
+
+
+def test_curves_are_requested_once_for_a_pointer_that_rests_on_a_job_and_not_for_those_it_passes(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    visited = open_visit()
+    visited.context.add_init_script(REQUESTS_OF_CURVES)
+    page = visited.open("/ui/jobs?q=name%3Dseeds")
+    links = page.locator(".tr.data a.strong")
+    expect(links).to_have_count(5)
+    links.evaluate_all(PASS_OVER)
+    links.nth(1).hover()
+    eventually(lambda: page.evaluate("window.__curves.length") > 0)
+    expect(page.get_by_role("heading", name="seeds")).to_have_count(0)  # it is on the list still
+    links.nth(1).click()
+    expect(page.locator(".chart .legend-value")).to_be_visible()
+    [(address, _)] = page.evaluate("window.__curves")
+    assert finished["seed-4"] in address
+
+
+def test_the_cluster_screen_lists_gpus_that_are_allocated_and_idle(open_visit: Open, sleeps: Job) -> None:
+    """It said which GPUs are held, and not that nobody uses them."""
+    page = open_visit().open("/ui/cluster")
+    row = page.locator(".idle-gpus").get_by_role("row", name="sleeps")
+    expect(row).to_contain_text("1 of 1")
+    expect(row).to_contain_text("not measured")
+    expect(row).to_contain_text("vision")
+    expect(page.get_by_text("The GPUs of 1 job are not measured")).to_be_visible()
+    sleeps.kill()
+    expect(row).to_have_count(0)

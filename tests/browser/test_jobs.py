@@ -22,6 +22,7 @@ from weft import Client, Job
 
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
+Completed = Callable[[str], str]
 expect.set_options(timeout=HANG_S * 1000)
 STEPS = """echo "state=$JOB_STATE_DIR"
 for step in 1 2 3; do
@@ -305,9 +306,9 @@ def test_images_and_texts_of_a_job_are_shown_and_files_downloaded(open_visit: Op
 
 
 def test_a_line_is_searched_among_a_million_and_its_address_leads_back_to_it(
-    open_visit: Open, finished: dict[str, str]
+    open_visit: Open, completed: Completed
 ) -> None:
-    page = open_visit().open(f"/ui/jobs/{finished['long']}?tab=logs")
+    page = open_visit().open(f"/ui/jobs/{completed('long')}?tab=logs")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     expect(page.locator(".log-text").last).to_have_text("line 1000000")
@@ -351,16 +352,14 @@ def test_the_log_is_merged_by_time_or_of_one_learner_and_its_colours_are_those_o
 
 
 def test_a_log_of_the_longest_lines_with_thousands_of_colours_is_read_scrolled_and_saved(
-    open_visit: Open, submit: Submit, client: Client
+    open_visit: Open, completed: Completed, client: Client
 ) -> None:
     """Every line was thousands of elements, and the page requested what one answer could not hold without end."""
-    colours = r"\x1b[31mx\x1b[32my"
-    job = submit(f"""python3 -c "for n in range(900): print(n, '{colours}' * 1300)" """)
-    assert job.wait(HANG_S).status == "COMPLETED"
+    job_id = completed("colours")
     visited = open_visit()
     requests: list[str] = []
     visited.page.on("request", lambda request: requests.append(request.url) if "/logs?" in request.url else None)
-    page = visited.open(f"/ui/jobs/{job.id}?tab=logs")
+    page = visited.open(f"/ui/jobs/{job_id}?tab=logs")
     expect(page.locator(".log-text").last).to_contain_text("more characters")
     page.locator(".log").evaluate("(box) => { box.scrollTop = 0; }")
     expect(page.locator(".log-text").first).to_contain_text(re.compile("^0 xy"))
@@ -370,10 +369,10 @@ def test_a_log_of_the_longest_lines_with_thousands_of_colours_is_read_scrolled_a
     assert page.evaluate("document.querySelectorAll('.log-text *').length") < 20_000
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
-    assert download.value.suggested_filename == f"{job.id}.log"
+    assert download.value.suggested_filename == f"{job_id}.log"
     with download.value.path().open() as file:
         saved = [line.rstrip("\n").split(" ", 3)[3] for line in file]
-    assert saved == [line.text for line in client.jobs.logs(job.id)]
+    assert saved == [line.text for line in client.jobs.logs(job_id)]
     assert len(requests) == len(set(requests))
 
 

@@ -6,7 +6,7 @@ import { createRoot } from "react-dom/client";
 import { ApiError } from "./api/problem.ts";
 import { loadSession, session } from "./api/session.ts";
 import { BASE } from "./base.ts";
-import { router } from "./router.tsx";
+import { routerOf } from "./router.tsx";
 import { SignIn } from "./screens/signin.tsx";
 import { useStore } from "./store.ts";
 import "./styles/base.css";
@@ -27,6 +27,7 @@ const queries = new QueryClient({
   queryCache: new QueryCache(),
   defaultOptions: { queries: { retry, staleTime: 1000, refetchOnWindowFocus: true } },
 });
+const router = routerOf(queries);
 
 function App() {
   const signedIn = useStore(session);

@@ -1,5 +1,7 @@
 // Addresses of the screens. Everything that a reload must restore is in the address, as plain words.
-import { createRootRoute, createRoute, createRouter, lazyRouteComponent, redirect } from "@tanstack/react-router";
+import type { QueryClient } from "@tanstack/react-query";
+import { createRootRouteWithContext, createRoute, createRouter, lazyRouteComponent, redirect } from "@tanstack/react-router";
+import { curvesQuery } from "./api/queries.ts";
 import { BASE } from "./base.ts";
 import { JobScreen } from "./screens/job.tsx";
 import { JobsScreen } from "./screens/jobs.tsx";
@@ -16,7 +18,10 @@ const words =
     return kept;
   };
 
-const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
+/** A pointer that rests on a link so long is about to press it. One that only passes over a list requests nothing. */
+const RESTS_MS = 150;
+
+const root = createRootRouteWithContext<{ queries: QueryClient }>()({ component: Shell, notFoundComponent: NotFound });
 const at = { getParentRoute: () => root };
 
 const home = createRoute({
@@ -43,6 +48,9 @@ export const jobRoute = createRoute({
   ...at,
   path: "/jobs/$id",
   validateSearch: words("tab", "x", "log", "smooth", "from", "to", "old", "rank", "attempt", "stream", "search", "order", "line", "file"),
+  // Requested at the click, or before it, not once the page is drawn. The page's other requests follow with the page: the
+  // server answers the curves first.
+  loader: ({ context: { queries }, params: { id } }) => void queries.prefetchQuery(curvesQuery(id)),
   component: JobScreen,
 });
 export const compareRoute = createRoute({
@@ -73,21 +81,25 @@ export const submitRoute = createRoute({
   component: lazyRouteComponent(() => import("./screens/submit.tsx"), "SubmitScreen"),
 });
 
-export const router = createRouter({
-  routeTree: root.addChildren([home, signedIn, jobsRoute, jobRoute, compareRoute, queue, cluster, access, submitRoute]),
-  basepath: `${BASE}ui`,
-  parseSearch: (text) => Object.fromEntries(new URLSearchParams(text)),
-  stringifySearch: (search) => {
-    const text = new URLSearchParams(
-      Object.entries(search).filter((entry): entry is [string, string] => typeof entry[1] === "string" && entry[1] !== ""),
-    ).toString();
-    return text ? `?${text}` : "";
-  },
-  defaultPreload: false,
-});
+/** `queries`: where screens find what their routes have requested. */
+export const routerOf = (queries: QueryClient) =>
+  createRouter({
+    routeTree: root.addChildren([home, signedIn, jobsRoute, jobRoute, compareRoute, queue, cluster, access, submitRoute]),
+    context: { queries },
+    basepath: `${BASE}ui`,
+    parseSearch: (text) => Object.fromEntries(new URLSearchParams(text)),
+    stringifySearch: (search) => {
+      const text = new URLSearchParams(
+        Object.entries(search).filter((entry): entry is [string, string] => typeof entry[1] === "string" && entry[1] !== ""),
+      ).toString();
+      return text ? `?${text}` : "";
+    },
+    defaultPreload: "intent",
+    defaultPreloadDelay: RESTS_MS,
+  });
 
 declare module "@tanstack/react-router" {
   interface Register {
-    router: typeof router;
+    router: ReturnType<typeof routerOf>;
   }
 }

@@ -100,20 +100,21 @@ def line_messages(lines: Iterable[StoredLine]) -> list[pb.StoredLine]:
 
 
 def point_messages(points: Iterable[StoredPoint]) -> list[pb.StoredPoint]:
-    sources: dict[SourceId, pb.Source] = {}
+    source: SourceId | None = None
+    source_of_points = pb.Source()
     out: list[pb.StoredPoint] = []
     for stored in points:
-        source = sources.get(stored.source) or sources.setdefault(stored.source, source_message(stored.source))
-        point = stored.point
-        message = pb.MetricPoint(
-            offset=point.offset,
-            time_ms=point.time_ms,
-            name=point.name,
-            step=point.step,
-            value=point.value,
-            context=point.context,
-        )
-        out.append(pb.StoredPoint(seq=stored.seq, source=source, point=message))
+        if stored.source is not source:  # points in a row have the same one
+            source, source_of_points = stored.source, source_message(stored.source)
+        point, message = stored.point, pb.StoredPoint(seq=stored.seq, source=source_of_points)
+        # Set field by field: a message in a message by keywords takes twice as long.
+        into = message.point
+        into.offset, into.time_ms, into.name, into.value = point.offset, point.time_ms, point.name, point.value
+        if point.step is not None:
+            into.step = point.step
+        if point.context:
+            into.context.update(point.context)
+        out.append(message)
     return out
 
 

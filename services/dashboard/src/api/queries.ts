@@ -117,6 +117,9 @@ export const seriesQuery = (id: string, window: SeriesWindow) =>
       ) as Schemas["GetSeriesReply"],
   });
 
+/** The curves that a job's page shows first. They never grow old: the live stream adds the points since then. */
+export const curvesQuery = (id: string) => queryOptions({ ...seriesQuery(id, {}), staleTime: Number.POSITIVE_INFINITY });
+
 export const artifactsQuery = (id: string) =>
   infiniteQueryOptions({
     queryKey: ["artifacts", id],

@@ -3,7 +3,7 @@ import { type InfiniteData, type QueryClient, useQuery, useQueryClient } from "@
 import { useEffect, useMemo, useRef, useState } from "react";
 import { useLive } from "../api/live.ts";
 import { isTemporary } from "../api/problem.ts";
-import { explainQuery, historyQuery, jobQuery, progressQuery, seriesQuery } from "../api/queries.ts";
+import { curvesQuery, explainQuery, historyQuery, jobQuery, progressQuery } from "../api/queries.ts";
 import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "../api/types.ts";
 import { type Curve, curveOf, withPoints } from "../charts/series.ts";
 
@@ -34,10 +34,10 @@ interface Grown {
 /** The job, and everything of it that changes while one looks. `onLines`: also follow the log, after line `linesAfter`. */
 export function useLiveJob(id: string, log: { after: number; onLines: LineListener } | null): LiveJob {
   const queries = useQueryClient();
-  // The curves first: they take longest. A job that a list has shown is drawn from there at once, meanwhile.
+  // The curves first: they take longest, and the route has requested them already. A job that a list has shown is drawn
+  // from there at once, meanwhile.
   const series = useQuery({
-    ...seriesQuery(id, {}),
-    staleTime: Number.POSITIVE_INFINITY,
+    ...curvesQuery(id),
     // Nothing else reads them again once the platform answers.
     refetchInterval: ({ state }) => (state.status === "error" && isTemporary(state.error) ? CURVES_MS : false),
   });

@@ -1,6 +1,6 @@
 // All jobs: filtered by the server, read page by page, changed by the live stream, drawn only where one looks.
 import { useInfiniteQuery, useQueryClient } from "@tanstack/react-query";
-import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { Link, useNavigate, useRouter, useSearch } from "@tanstack/react-router";
 import { getCoreRowModel, getSortedRowModel, type SortingState, useReactTable, flexRender } from "@tanstack/react-table";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useCallback, useEffect, useMemo, useRef, useState } from "react";
@@ -41,9 +41,12 @@ const sortingOf = (text: string | undefined): SortingState => {
   return match?.[1] ? [{ id: match[1], desc: match[2] === "desc" }] : [];
 };
 
+const isWithin = (target: EventTarget, selector: string): boolean => target instanceof Element && target.closest(selector) !== null;
+
 export function JobsScreen() {
   const search = useSearch({ from: "/jobs" });
   const navigate = useNavigate({ from: "/jobs" });
+  const router = useRouter();
   const queries = useQueryClient();
   const signedIn = useStore(session);
   const user = signedIn?.user ?? "";
@@ -239,8 +242,12 @@ export function JobsScreen() {
                     aria-rowindex={item.index + 2}
                     className={`tr data${row.id === active ? " active" : ""}${selected.has(row.id) ? " selected" : ""}`}
                     style={{ gridTemplateColumns: tracks, transform: `translateY(${item.start}px)`, height: rowPx }}
+                    onPointerDown={({ pointerType, button, target }) => {
+                      // A mouse that is pressed will open the job. A finger that is put down may begin to scroll.
+                      if (pointerType === "mouse" && button === 0 && !isWithin(target, "button,input,label")) void router.preloadRoute({ to: "/jobs/$id", params: { id: row.id } });
+                    }}
                     onClick={(event) => {
-                      if (event.target instanceof Element && event.target.closest("a,button,input,label")) return;
+                      if (isWithin(event.target, "a,button,input,label")) return;
                       if (getSelection()?.isCollapsed !== false) void navigate({ to: "/jobs/$id", params: { id: row.id } });
                     }}
                   >

@@ -60,11 +60,14 @@ _KEPT: Final = """
         FROM chunks WHERE series = :series AND level = :level AND number >= :from AND number < :to
         UNION ALL
         SELECT (number - :a) * :stretches / (:b - :a), low, low_seq, high, high_seq, nan_seq
-        FROM chunks WHERE series = :series AND level = 0 AND :level > 0
-        AND ((number >= :a AND number < :from * :span) OR (number >= :to * :span AND number < :b)))
+        FROM chunks WHERE series = :series AND level = 0 AND :level > 0 AND number >= :a AND number < :from * :span
+        UNION ALL
+        SELECT (number - :a) * :stretches / (:b - :a), low, low_seq, high, high_seq, nan_seq
+        FROM chunks WHERE series = :series AND level = 0 AND :level > 0 AND number >= :to * :span AND number < :b)
     SELECT stretch, 0, min(low), low_seq FROM chosen WHERE low IS NOT NULL GROUP BY stretch
     UNION ALL SELECT stretch, 1, max(high), high_seq FROM chosen WHERE high IS NOT NULL GROUP BY stretch
     UNION ALL SELECT stretch, 2, NULL, min(nan_seq) FROM chosen WHERE nan_seq IS NOT NULL GROUP BY stretch"""
+"""The chunks at both ends are two queries: with one, and OR, SQLite reads all chunks of level 0."""
 
 
 @dataclass(frozen=True, slots=True)
