@@ -17,7 +17,7 @@ from tests.helm.client import client
 from tests.helm.installation import CHART, RELEASE, HelmError, Installation
 from tests.helm.ticking import LONG_S, Ticking
 from tests.helm.versions import import_versions, tag, values
-from tests.testbed.kubernetes.kubectl import condition
+from tests.testbed.kubernetes.kubectl import KubectlError, condition
 from tests.waiting import eventually
 
 REPLICAS = "--set=api.replicas=2,lcm.replicas=2,guardian.replicas=2,worker.replicas=2"
@@ -62,7 +62,14 @@ def _uids(installed: Installation, components: tuple[str, ...]) -> set[str]:
 def _documents(installed: Installation) -> dict[str, dict[str, Any]]:
     """Job -> its revision, and the field of the next version, past the platform."""
     command = ("exec", f"deployment/{RELEASE}-lcm", "--container=lcm", "--", "python", "-c", _DOCUMENTS)
-    stored: dict[str, dict[str, Any]] = json.loads(installed.kubectl(*command))
+
+    def read() -> str:
+        try:
+            return installed.kubectl(*command)
+        except KubectlError:  # the container that kubectl chose has just ended, or starts again
+            return ""
+
+    stored: dict[str, dict[str, Any]] = json.loads(eventually(read, LONG_S))
     return stored
 
 
