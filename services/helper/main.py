@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import traceback
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.startup import Fetching, Span
 from services.core.domain.status import Phase
 from services.core.runtime.durable_files import write_reserved
+from services.core.runtime.garbage_collection import end_of_imports
 from services.core.runtime.learner_folder import (
     ACTIVE_FILE,
     GO_FILE,
@@ -95,8 +95,7 @@ def _run(folder: LearnerFolder, watch: Callable[[], LearnerWatch]) -> int:
     # The agent can do without it: a disk that the learner has filled must not keep its results from being stored.
     with contextlib.suppress(OSError, NoSpace):
         folder.write(HELPER_FILE, asdict(me) if me is not None else {})
-    gc.freeze()  # imported modules are no garbage: no collection looks through them
-    gc.set_threshold(700, 10, 10)  # Python's own, which are higher while modules are imported (services/__init__.py)
+    end_of_imports()
     asyncio.run(_live(folder, watch))
     return 0
 

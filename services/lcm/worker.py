@@ -31,6 +31,7 @@ from services.core.bootstrap.log import configure_logging
 from services.core.bootstrap.service import Service, end_process, operations_server, watch_failpoints
 from services.core.domain.errors import WeftError
 from services.core.failpoints.ports import at_failpoint
+from services.core.runtime.garbage_collection import end_of_imports
 from services.core.runtime.settings import Settings
 
 _AT_ONCE: Final = 4
@@ -46,6 +47,7 @@ def main() -> int:
     settings = Settings()
     configure_logging("worker", settings.log_level)
     watch_failpoints("worker")
+    end_of_imports()
     _format_celery_logs(logging.getLogger())
     try:
         broker = Broker.of(settings)

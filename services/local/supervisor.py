@@ -30,6 +30,7 @@ from services.core.bootstrap.log import configure_logging
 from services.core.domain.errors import NoSpace, Unavailable, WeftError
 from services.core.runtime.address import TLS, Address
 from services.core.runtime.durable_files import write_json, write_text
+from services.core.runtime.garbage_collection import end_of_imports
 from services.core.runtime.held_sockets import for_child, receive
 from services.core.runtime.home import SOCKETS, Home
 from services.core.runtime.liveness import wait_until_hung
@@ -408,6 +409,7 @@ def main() -> int:
     os.chdir("/")
     settings = LocalSettings()
     configure_logging("supervisor", settings.log_level)
+    end_of_imports()
     home = settings.installation
     try:
         prepare(home)

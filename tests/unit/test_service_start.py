@@ -39,5 +39,18 @@ def test_the_supervisor_starts_without_the_servers_of_services() -> None:
 
 
 @pytest.mark.slow
-def test_colours_can_be_printed_where_services_are_loaded() -> None:
+def test_garbage_is_collected_as_by_default_once_imports_are_over() -> None:
+    code = """
+import gc
+usual = gc.get_threshold()
+from services.core.runtime.garbage_collection import end_of_imports
+assert gc.get_threshold()[0] > usual[0]
+end_of_imports()
+assert gc.get_threshold() == usual
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.slow
+def test_rich_can_be_imported_after_the_services() -> None:
     assert {"structlog", "rich.console"} <= loaded_by("services.lcm, rich.console")

@@ -14,7 +14,6 @@ only its ``finally`` blocks still run.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import resource
 import signal
@@ -42,11 +41,10 @@ from services.core.bootstrap.wiring import operations_access
 from services.core.domain.errors import PermissionDenied, Unauthenticated, WeftError, row
 from services.core.failpoints.ports import failpoints
 from services.core.runtime.address import Address
+from services.core.runtime.garbage_collection import end_of_imports
 from services.core.runtime.settings import Settings
 
 _READY_TIMEOUT_S: Final = 2.0
-_GC_THRESHOLDS: Final = (700, 10, 10)
-"""Python's own, which are higher while modules are imported (services/__init__.py)."""
 READY: Final = prometheus_client.Gauge(
     "weft_ready", "Whether the service serves, and each port that it needs answers: 1 or 0", ("check",)
 )
@@ -197,8 +195,7 @@ def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]
             service.stopping.set()
 
     log.info("service.starting")
-    gc.freeze()  # imported modules are no garbage: no collection looks through them
-    gc.set_threshold(*_GC_THRESHOLDS)
+    end_of_imports()
     try:
         with suppress(asyncio.CancelledError):  # after the second signal
             uvloop.run(body())
