@@ -9,8 +9,9 @@ Only what the measured rows need is stored before, so single parts are quick.
 * script: what a page loads first, compressed.
 * curve: from the click on a job in the list until its curve is drawn: the job's page, and its points, of which the
   server sends as many as the screen shows. The click comes a second after the list was drawn, when the browser has
-  also loaded what other pages need. It is one that nothing announces, as by the keyboard, or one by hand: the pointer
-  rests on the link before. The points are written to the metric store while the platform is down.
+  also loaded what other pages need. Two kinds are measured: a click without a pointer, as by the keyboard, and one
+  by hand, before which the pointer rests on the link. The points are written to the metric store while the platform is
+  down.
 * pages: processor time of the api while many pages are open and nothing happens, and while a job is submitted each
   second, beside the same without pages.
 * compare: a page that compares many jobs, with the charts of all of their metrics, is scrolled from top to bottom:
@@ -200,8 +201,8 @@ def measure_list(browser: Browser, url: str, state: StorageState, figures: Figur
 
 
 def measure_curve(browser: Browser, url: str, state: StorageState, figures: Figures, *, visits: int) -> None:
-    """A fresh page for each click: nothing of the job is in its memory. Clicks that nothing announces, as by the
-    keyboard, and those of a hand, in turns.
+    """A fresh page for each click: nothing of the job is in its memory. Clicks without a pointer, as by the keyboard,
+    and clicks by hand, in turns.
     """
     for _ in range(visits):
         for by_hand, drawn, answered in (

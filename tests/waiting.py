@@ -32,7 +32,7 @@ async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
 
     Raises AssertionError with the last value after ``timeout`` seconds.
     """
-    deadline, interval_s = time.monotonic() + timeout, _INTERVAL_S
+    deadline, pauses = time.monotonic() + timeout, _pauses()
     while True:
         answer = condition()
         value = await answer if inspect.isawaitable(answer) else answer
@@ -40,19 +40,25 @@ async def until(condition: Callable[[], Any], timeout: float = HANG_S) -> Any:
             return value
         if time.monotonic() > deadline:
             raise AssertionError(_late(condition, timeout, value))
-        await asyncio.sleep(interval_s)
-        interval_s = min(interval_s * _GROWTH, _LONGEST_INTERVAL_S)
+        await asyncio.sleep(next(pauses))
 
 
 def eventually(condition: Callable[[], T], timeout: float = HANG_S) -> T:
     """``until``, for tests without an event loop."""
-    deadline, interval_s = time.monotonic() + timeout, _INTERVAL_S
+    deadline, pauses = time.monotonic() + timeout, _pauses()
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(_late(condition, timeout, value))
-        time.sleep(interval_s)
-        interval_s = min(interval_s * _GROWTH, _LONGEST_INTERVAL_S)
+        time.sleep(next(pauses))
     return value
+
+
+def _pauses() -> Generator[float]:
+    """Seconds before each further question."""
+    pause_s = _INTERVAL_S
+    while True:
+        yield pause_s
+        pause_s = min(pause_s * _GROWTH, _LONGEST_INTERVAL_S)
 
 
 def _late(condition: Callable[[], object], timeout: float, value: object) -> str:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.testbed.browser import Visit, sign_in, visit
 from tests.testbed.platform import Platform
@@ -248,13 +248,18 @@ PASS_OVER = """(links) => {
 """A pointer that moves over all links within no time."""
 
 
+def listed_seeds(open_visit: Open) -> Page:
+    """The list of the jobs with five seeds; the page notes its requests of curves."""
+    visited = open_visit()
+    visited.context.add_init_script(REQUESTS_OF_CURVES)
+    return visited.open("/ui/jobs?q=name%3Dseeds")
+
+
 def test_a_click_on_a_job_requests_its_curves_before_the_page_is_drawn(
     open_visit: Open, finished: dict[str, str]
 ) -> None:
     """The page was drawn first, so the curves came later by that."""
-    visited = open_visit()
-    visited.context.add_init_script(REQUESTS_OF_CURVES)
-    page = visited.open("/ui/jobs?q=name%3Dseeds")
+    page = listed_seeds(open_visit)
     page.locator(".tr.data a.strong").nth(1).evaluate("(link) => link.click()")  # no pointer announces this one
     expect(page.locator(".chart .legend-value")).to_have_text("0.04348")  # 1 / 23
     [(address, drawn)] = page.evaluate("window.__curves")
@@ -265,9 +270,7 @@ def test_a_click_on_a_job_requests_its_curves_before_the_page_is_drawn(
 def test_curves_are_requested_once_for_a_pointer_that_rests_on_a_job_and_not_for_those_it_passes(
     open_visit: Open, finished: dict[str, str]
 ) -> None:
-    visited = open_visit()
-    visited.context.add_init_script(REQUESTS_OF_CURVES)
-    page = visited.open("/ui/jobs?q=name%3Dseeds")
+    page = listed_seeds(open_visit)
     links = page.locator(".tr.data a.strong")
     expect(links).to_have_count(5)
     links.evaluate_all(PASS_OVER)

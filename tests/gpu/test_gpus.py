@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_learners_with_half_a_gpu_each_share_it(client: Client, interpreter: str
     jobs = [client.jobs.submit(spec(interpreter, HOLDS.format(gib=1), gpus=0.5)) for _ in range(2)]
     try:
         for job in jobs:
-            eventually(lambda job=job: printed(job, "holds 1"))  # type: ignore[misc]
+            eventually(partial(printed, job, "holds 1"))
         assert 'weft_node_gpus{state="used"} 1.0' in weft_up.metrics("node")
     finally:
         for job in jobs:

@@ -1,4 +1,4 @@
-"""What jobs may use on the Kubernetes cluster of the settings.
+"""The images and devices that the settings offer to jobs on Kubernetes.
 
 The client of Kubernetes is not imported: the api reads this wherever learners run, and the import would take a third
 of the processor time of its start.

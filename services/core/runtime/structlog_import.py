@@ -11,7 +11,7 @@ import sys
 
 
 def import_structlog() -> None:
-    """Has no effect where rich is imported already. Whatever imports rich later gets it."""
+    """Imports structlog. Does nothing if rich is already imported. A later import of rich succeeds."""
     if "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment]  # Python's mark of a module that cannot be imported

@@ -18,7 +18,7 @@ const words =
     return kept;
   };
 
-/** A pointer that rests on a link so long is about to press it. One that only passes over a list requests nothing. */
+/** How long the pointer rests on a link before its route is preloaded. A pointer that only passes over a list requests nothing. */
 const RESTS_MS = 150;
 
 const root = createRootRouteWithContext<{ queries: QueryClient }>()({ component: Shell, notFoundComponent: NotFound });

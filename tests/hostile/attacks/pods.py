@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -195,8 +196,8 @@ def files_of_the_node_are_filled() -> None:
     if _MESSAGE not in files:
         breach(f"the termination message is none of {files}: the attack is wrong")
     for place in files:
-        must_fail(f"a tebibyte in {place}", lambda place=place: os.truncate(place, 2**40))  # type: ignore[misc]
-        tried(f"nothing in {place}", lambda place=place: os.truncate(place, 0))  # type: ignore[misc]
+        must_fail(f"a tebibyte in {place}", partial(os.truncate, place, 2**40))
+        tried(f"nothing in {place}", partial(os.truncate, place, 0))
     bound = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if bound != resource.RLIM_INFINITY:
         must_fail("a higher bound", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2 * bound, 2 * bound)))

@@ -32,8 +32,8 @@ _CONTROL_BYTES: Final = 2**28
 """Of the volume for control files and the SDK."""
 _MOST_TERMINATION_S: Final = 7 * 86_400
 _FILE_FACTOR: Final = 2
-"""A learner's file may become so much larger than its volume or its memory: the kubelet then sees that it is too large,
-and evicts the pod with a reason. A file with holes takes less than its size."""
+"""A file may be so many times as large as the learner's volume or memory, so that the kubelet can still see the excess
+and evict the pod with a reason. A file with holes takes less than its size."""
 
 
 def pod(

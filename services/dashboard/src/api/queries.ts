@@ -117,7 +117,7 @@ export const seriesQuery = (id: string, window: SeriesWindow) =>
       ) as Schemas["GetSeriesReply"],
   });
 
-/** The curves that a job's page shows first. They never grow old: the live stream adds the points since then. */
+/** The curves that a job's page shows first. They never become stale: the live stream adds the points since then. */
 export const curvesQuery = (id: string) => queryOptions({ ...seriesQuery(id, {}), staleTime: Number.POSITIVE_INFINITY });
 
 export const artifactsQuery = (id: string) =>
