@@ -98,11 +98,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduli
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """``-n auto``: a worker for each processor; none for a single file, a debugger or a list of the tests."""
+    """``-n auto``: a worker for each processor and one more, because many tests wait for what they started.
+
+    None for a single file, a debugger or a list of the tests.
+    """
     alone = len(config.args) == 1 and re.search(r"\.py(::|$)", config.args[0]) is not None
     if alone or any(config.getoption(name) for name in _SERIAL):
         return 0
-    return len(os.sched_getaffinity(0))
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(trylast=True)
