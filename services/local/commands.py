@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from services.core.domain.errors import InvalidRequest, WeftError
+from services.core.domain.errors import InvalidRequest, Unavailable, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import AGENT, GROUPS_FILE, Home, default_home
@@ -318,6 +318,9 @@ class Platform(Backups):
         from services.local.conformance import Subject, examine
 
         place = _home(home)
+        if not place.addresses_file.exists():
+            where = "docker compose exec lcm weft conformance"
+            raise Unavailable(f"there is no installation in {place.root}: it runs where the lcm runs, as in `{where}`")
         settings = Settings(home=place.root)
         url = f"http://{place.address('api')}".replace("//0.0.0.0:", "//127.0.0.1:")
         subject = Subject(settings, url, _needed_key(place), within_s, step_down=step_down)

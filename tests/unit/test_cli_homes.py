@@ -77,5 +77,16 @@ def test_status_of_an_empty_folder_names_the_platform_that_other_commands_talk_t
     assert other == "the current profile 'ada' is the platform in /srv/ada: `weft status --profile ada`"
     assert elsewhere("status", "/srv/bob", "/srv/bob") == ""
     assert elsewhere("status", None, "/srv/ada") == ""
-    write_config(config)  # the current one is on another machine
-    assert elsewhere("status", None, "/var/lib/weft") == ""
+
+
+def test_status_names_the_installation_elsewhere_that_the_user_is_signed_in_to(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `weft login` at a composed installation, status said only that nothing runs and `weft up` starts it."""
+    monkeypatch.delenv("WEFT_HOME", raising=False)
+    write_config(config)
+    url = config.profiles["far"].url
+    assert config.current == "far"
+    other = elsewhere("status", None, "/var/lib/weft")
+    assert other == f"the current profile 'far' is {url}: `weft cluster` shows its nodes"
+    assert elsewhere("status", "/srv/bob", "/srv/bob") == ""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.settings import Settings
+from services.local.commands import Platform
 from services.local.conformance import CHECKS, Check, Subject, examine
 from tests.testbed.server import free_port
 
@@ -34,3 +37,9 @@ def test_a_check_that_cannot_be_made_fails_with_advice_and_the_others_go_on() ->
 def test_an_unknown_check_is_refused_with_the_known_ones() -> None:
     with pytest.raises(WeftError, match="there is no check gpus; there are: versions, "):
         examine(_subject(), skip=["gpus"], report=lambda name: None)
+
+
+def test_outside_of_an_installation_it_says_where_to_run_it(tmp_path: Path) -> None:
+    """On the machine of an operator of docker-compose.yml it advised `weft up`."""
+    with pytest.raises(Unavailable, match="docker compose exec lcm weft conformance"):
+        Platform().conformance(str(tmp_path))

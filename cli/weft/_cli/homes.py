@@ -75,14 +75,19 @@ def command_for(words: str, profile: str, *, current: bool) -> str:
 
 
 def elsewhere(words: str, home: str | None, folder: str) -> str:
-    """Returns a hint at the current profile's home, if the user named none and ``folder`` is another one; else empty.
+    """Returns a hint at the current profile's platform, if the user named no folder and it is not that of ``folder``;
+    else empty.
 
     ``words``: the command for which nothing runs in ``folder``.
     """
     config = read_config()
     profile = config.profiles.get(config.current)
-    if is_named(home) or profile is None or profile.home in {"", folder}:
+    if is_named(home) or profile is None or profile.home == folder:
         return ""
+    if not profile.home:
+        if profile.name == DEFAULT_NAME:  # written before profiles named their folder
+            return ""
+        return f"the current profile '{profile.name}' is {profile.url}: `weft cluster` shows its nodes"
     again = f"weft {words} --profile {shlex.quote(profile.name)}"
     return f"the current profile '{profile.name}' is the platform in {profile.home}: `{again}`"
 

@@ -333,7 +333,11 @@ def doctor_command(call: Call, home: str | None) -> None:
 @click.option("--within", default=600.0, show_default=True, metavar="SECONDS", help="Time limit of each of its jobs.")
 @click.option("--step-down", is_flag=True, help="Also ask MongoDB's primary to step down; jobs wait some seconds.")
 def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], within: float, step_down: bool) -> None:
-    """Try an installation of containers or pods: what passes, what fails, what to do."""
+    """Try an installation of containers or pods: what passes, what fails, what to do.
+
+    It runs where the lcm runs: `docker compose exec lcm weft conformance`, or
+    `kubectl exec deployment/weft-lcm --container lcm -- weft conformance`.
+    """
     from weft._cli.homes import chosen_home
     from weft._cli.local import platform, translated
     from weft._cli.output import emit
