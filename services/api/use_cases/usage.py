@@ -17,6 +17,8 @@ DAY_MS: Final = 86_400_000
 MOST_DAYS: Final = 366
 """Of a window: a leap year."""
 DEFAULT_DAYS: Final = 30
+_LATE_MS: Final = 60_000
+"""A client that asks for the last 366 days has read its clock before the request arrives."""
 _DIGITS: Final = 4
 """Of hours: a third of a second."""
 
@@ -70,7 +72,7 @@ def _window(params: UsageParams, now: int) -> tuple[int, int]:
     since = until - DEFAULT_DAYS * DAY_MS if given[0] is None else given[0]
     if since >= until:
         raise wrong_parameter("since", "the window is empty: it begins before its end, and before now")
-    if until - since > MOST_DAYS * DAY_MS:
+    if until - since > MOST_DAYS * DAY_MS + _LATE_MS:
         raise wrong_parameter("since", f"a window has at most {MOST_DAYS} days; ask for several, one after another")
     return since, until
 
