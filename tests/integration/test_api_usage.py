@@ -6,6 +6,7 @@ import csv
 import io
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -15,6 +16,7 @@ from services.core.domain.job import Job, admitted, moved, released, removed
 from services.core.domain.status import Status
 from tests.documents import a_job
 from tests.testbed.api import Api
+from weft import AsyncClient, PermissionDenied
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -173,6 +175,22 @@ async def test_the_accept_header_chooses_csv_and_the_parameter_wins(api: Api) ->
     by_parameter = await api.admin.get("/v1/usage", params={"format": "json"}, headers=accepting)
     assert by_parameter.headers["content-type"] == "application/json"
     assert by_parameter.headers["vary"] == by_header.headers["vary"] == "Accept"
+
+
+async def test_the_client_reads_the_same_as_values_and_as_csv(api: Api) -> None:
+    await held(api, 3, ago=10)
+    since, until = datetime.now(UTC) - timedelta(hours=12), datetime.now(UTC) - timedelta(hours=8)
+    async with AsyncClient(api.url, api.admin_key) as client:
+        answer = await client.usage(since=since, until=until, tenant="acme")
+        text = await client.usage_csv(since=since, until=until, tenant="acme")
+        with pytest.raises(PermissionDenied):
+            async with AsyncClient(api.url, await api.key("grace", "vision")) as other:
+                await other.usage_csv(tenant="acme")
+    [entry] = answer["users"]
+    assert entry["gpu_hours"] == pytest.approx(4, abs=0.01)  # until two hours after its admission
+    [line] = csv.DictReader(io.StringIO(text))
+    assert {name: line[name] for name in ("since", "until")} == {name: answer[name] for name in ("since", "until")}
+    assert (line["user"], float(line["gpu_hours"])) == ("ada", entry["gpu_hours"])
 
 
 async def test_no_name_in_the_csv_file_is_a_formula_or_breaks_a_line(api: Api) -> None:
