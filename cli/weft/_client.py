@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,6 +14,7 @@ from weft._jobs import Jobs
 from weft._keys import Keys
 from weft._profile import Profile, resolve
 from weft._secrets import Secrets
+from weft._times import time_text
 from weft._users import users_of
 
 if TYPE_CHECKING:
@@ -93,6 +95,22 @@ class Client:
         """Nodes, totals and current use. ``tenant``: whose jobs are counted; for administrators; ``*``: all."""
         return self._http.json("GET", "/v1/cluster", params={"tenant": tenant})
 
+    def usage(
+        self, *, since: datetime | None = None, until: datetime | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """GPU-hours and CPU-hours that jobs held in [since, until), by tenant and user: `users`, `since`, `until`.
+
+        By default the last 30 days. ``tenant``: for administrators; ``*``: all.
+        """
+        return self._http.json("GET", "/v1/usage", params=_window(since, until, tenant))
+
+    def usage_csv(
+        self, *, since: datetime | None = None, until: datetime | None = None, tenant: str | None = None
+    ) -> str:
+        """As `usage`, as the text of a CSV file with a line for each tenant and user."""
+        params = {**_window(since, until, tenant), "format": "csv"}
+        return self._http.text("/v1/usage", params=params)
+
     def storage(self) -> dict[str, Any]:
         """What the tenant has in the object store: `bytes`, `objects`, bytes by `kinds`, `measured`, `complete`."""
         return self._http.json("GET", "/v1/storage")
@@ -106,3 +124,8 @@ class Client:
         """The T-shirt sizes of learners."""
         answer = self._http.json("GET", "/v1/sizes")
         return list(answer["sizes"])
+
+
+def _window(since: datetime | None, until: datetime | None, tenant: str | None) -> dict[str, Any]:
+    times = {name: None if time is None else time_text(time) for name, time in (("since", since), ("until", until))}
+    return {**times, "tenant": tenant}

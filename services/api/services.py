@@ -12,6 +12,7 @@ from services.api.code_difference import CodeDifferences
 from services.api.data_urls import DataUrls
 from services.api.following import Following
 from services.api.gpu_use import GpuUses
+from services.api.held_hardware import HeldHardware
 from services.api.instrumentation import Instrumentation
 from services.api.job_watcher import Watcher
 from services.api.jobs import Jobs
@@ -48,6 +49,7 @@ class ApiServices:
     watcher: Watcher
     platform: Platform
     gpu_uses: GpuUses
+    held_hardware: HeldHardware
     storage: Storage
     instrumentation: Instrumentation
     library_images: LibraryImages | None

@@ -17,6 +17,7 @@ from services.api.code_difference import CodeDifferences
 from services.api.data_urls import DataUrls
 from services.api.following import Following
 from services.api.gpu_use import GpuUses, IdleRule
+from services.api.held_hardware import HeldHardware
 from services.api.idempotency import IdempotencyKeys
 from services.api.instrumentation import Instrumentation
 from services.api.job_answer import listed
@@ -169,6 +170,7 @@ async def open_services(
                 gpu_uses=GpuUses(
                     store, telemetry, clock, IdleRule(window_s=settings.gpu_idle_s, share=settings.gpu_idle_share)
                 ),
+                held_hardware=HeldHardware(store, clock),
                 storage=Storage(objects, clock),
                 instrumentation=instrumentation,
                 library_images=library_images(settings),

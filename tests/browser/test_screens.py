@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, Page
+import httpx2
+from playwright.sync_api import Browser, Page, expect
 
 from tests.testbed.browser import PHONE, ROOT, Visit, sign_in, visit
 from tests.testbed.platform import Platform
+from tests.waiting import HANG_S
 
 Open = Callable[..., Visit]
+expect.set_options(timeout=HANG_S * 1000)
 SCREENS = {
     "jobs": "/ui/jobs",
     "job": "/ui/jobs/{good}",
@@ -24,6 +29,7 @@ SCREENS = {
     "failed": "/ui/jobs/{failed}",
     "queue": "/ui/queue",
     "cluster": "/ui/cluster",
+    "usage": "/ui/cluster?window=7d",
     "compare": "/ui/compare?jobs={seed-1},{seed-2},{seed-3}",
     "submit": "/ui/submit",
     "access": "/ui/access",
@@ -39,6 +45,7 @@ SHOWN: dict[str, str | re.Pattern[str]] = {
     "failed": "label 11 is out of range",
     "queue": "No job waits",
     "cluster": "CPU cores",
+    "usage": "Download CSV",
     "compare": "env.SEED",
     "submit": "Starts at once",
     "access": "Sessions of browsers",
@@ -89,6 +96,69 @@ def test_every_screen_fits_a_phone(open_visit: Open, finished: dict[str, str]) -
         if visited.is_wider_than_the_screen():
             wide.append(screen)
     assert wide == []
+
+
+def test_usage_is_shown_for_the_time_in_the_address_and_saved_as_csv(
+    open_visit: Open, finished: dict[str, str]
+) -> None:
+    assert finished  # these jobs held hardware
+    page = open_visit().open("/ui/cluster")
+    hours = page.get_by_role("region", name="GPU-hours")
+    expect(hours.get_by_role("button", name="30 days")).to_have_attribute("aria-pressed", "true")
+    expect(hours.get_by_role("row", name="admin default")).to_be_visible()
+    expect(hours.get_by_role("meter", name="Share of admin of default")).to_be_visible()
+    hours.get_by_role("button", name="7 days").click()
+    expect(page).to_have_url(re.compile(r"/ui/cluster\?window=7d$"))
+    page.reload()
+    expect(hours.get_by_role("button", name="7 days")).to_have_attribute("aria-pressed", "true")
+    with page.expect_download() as saving:
+        hours.get_by_role("link", name="Download CSV").click()
+    assert re.fullmatch(r"weft-usage-[\d-]{10}-[\d-]{10}\.csv", saving.value.suggested_filename)
+    lines = list(csv.reader(Path(saving.value.path()).read_text().splitlines()))
+    assert lines[0] == ["since", "until", "tenant", "user", "jobs", "gpu_hours", "cpu_hours"]
+    mine = next(line for line in lines[1:] if line[2:4] == ["default", "admin"])
+    assert int(mine[4]) >= len(finished)
+    assert float(mine[6]) > 0
+
+
+def test_a_user_without_jobs_sees_no_usage_of_others_and_what_to_do(browser: Browser, weft_up: Platform) -> None:
+    user = {"user": "idle", "tenant": "idle"}
+    made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=user).raise_for_status()
+    with visit(browser, weft_up.url) as visited:
+        sign_in(visited, made.json()["key"])
+        hours = visited.open("/ui/cluster").get_by_role("region", name="GPU-hours")
+        expect(hours).to_contain_text("No job held hardware in this time. Choose a longer one, or submit a job.")
+        expect(hours.get_by_role("link", name="submit a job")).to_be_visible()
+        expect(hours.get_by_role("link", name="Download CSV")).to_have_count(0)
+        assert visited.axe() == []
+
+
+def test_usage_of_many_users_with_long_names_fits_a_phone_and_is_shown_in_part(open_visit: Open) -> None:
+    users = [
+        {
+            "tenant": f"tenant-{n}-{'t' * 50}",
+            "user": f"user-{n}-{'u' * 50}",
+            "jobs": 10**6,
+            "gpu_hours": 3e7 / n,
+            "cpu_hours": 1e9,
+        }
+        for n in range(1, 31)
+    ]
+    window = {"since": "2026-10-27T00:00:00.000Z", "until": "2026-11-26T00:00:00.000Z"}
+    visited = open_visit(size=PHONE)
+    visited.page.route("**/v1/usage?*", lambda route: route.fulfill(json={**window, "users": users, "unreadable": 2}))
+    page = visited.open("/ui/cluster")
+    hours = page.get_by_role("region", name="GPU-hours")
+    expect(hours).to_contain_text("2 jobs cannot be read and are not counted")
+    expect(hours.get_by_role("row")).to_have_count(1 + 20 + 1)
+    assert not visited.is_wider_than_the_screen()
+    hours.get_by_role("button", name="Show all 30").click()
+    expect(hours.get_by_role("row")).to_have_count(1 + 30 + 1)
+    expect(hours.get_by_role("row", name="Total")).to_contain_text(
+        f"{sum(3e7 / n for n in range(1, 31)):,.0f}".replace(",", " ")
+    )
+    assert not visited.is_wider_than_the_screen()
+    assert visited.axe() == []
 
 
 def test_the_script_that_a_browser_loads_is_small() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from services.core.domain.held_time import HeldJob
 from services.core.domain.job import Event, Job
 from services.core.domain.status import Status
 from services.core.ports.job_store import JobQuery, JobStore
@@ -30,6 +31,11 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
 
 def ids(jobs: Sequence[Job]) -> list[str]:
     return [job.id for job in jobs]
+
+
+async def held_jobs(store: JobStore, tenant: str) -> Sequence[HeldJob]:
+    pages = [await store.held(released_since=since, tenant=tenant) for since in (None, 0)]
+    return [job for page in pages for job in page.jobs]
 
 
 def with_text(place: str, text: str) -> Job:
@@ -128,6 +134,7 @@ async def test_a_hostile_id_or_query_finds_nothing_or_is_refused(store: JobStore
             store.find(JobQuery(tag=hostile)),
             store.find(JobQuery(user=hostile)),
             store.count(JobQuery(tenant=hostile)),
+            held_jobs(store, hostile),
             store.history(hostile),
             store.delete(hostile),
         ):

@@ -41,6 +41,8 @@ QUERIES: Final = [
     JobQuery(tenant="acme", tag="mnist"),
 ]
 """Those that services use, and each filter of a tenant's list."""
+ADDED: Final = ("live", "change", "code", "to_erase", "stopped", "released")
+"""Columns that files of older versions lack."""
 ALLOWED: Final = ("SCAN json_each",)
 """The tags of one row."""
 
@@ -67,6 +69,9 @@ async def use_everything(store: JobStore) -> None:
     deleted = (await store.to_erase(deleted_until=NOW, limit=1))[0]
     await store.to_erase(deleted_until=NOW, after=deleted)
     assert not await store.names_code("acme", "sha256:ab")
+    for since, tenant in product((None, NOW), (None, "acme")):
+        page = await store.held(released_since=since, tenant=tenant, limit=10)
+        await store.held(released_since=since, tenant=tenant, after=page.after)
     await store.changes((await store.changes(None)).position)
     await store.append_history(job.id, job.tenant, job.history_tail)
     await store.history(job.id, after_seq=1)
@@ -147,10 +152,11 @@ async def test_a_file_of_the_version_before_gets_its_indexes_and_keeps_its_jobs(
         "with_code",
         "to_erase",
         "stopped",
+        "released",
     ):
         connection.execute(f"DROP INDEX jobs_{index}")
     for statement in (
-        *(f"ALTER TABLE jobs DROP COLUMN {column}" for column in ("live", "change", "code", "to_erase", "stopped")),
+        *(f"ALTER TABLE jobs DROP COLUMN {column}" for column in ADDED),
         "DROP TABLE changes",
         "CREATE INDEX jobs_holding ON jobs(holder, id) WHERE holds",
         "CREATE INDEX jobs_untrimmed ON jobs(id) WHERE tail",

@@ -250,6 +250,12 @@ ANSWERS = [
     Request(("GET", "/v1/version"), "GetVersion", Empty()),
     Request(("GET", "/v1/queue"), "GetQueue", pp.OfTenantRequest()),
     Request(("GET", "/v1/cluster"), "GetCluster", pp.OfTenantRequest(tenant="*"), {"tenant": "*"}),
+    Request(
+        ("GET", "/v1/usage"),
+        "GetUsage",
+        pp.GetUsageRequest(tenant="*", until=AT),
+        {"tenant": "*", "until": "2023-11-14T22:13:20Z"},
+    ),
     Request(("GET", "/v1/storage"), "GetStorage", pp.GetStorageRequest(), varies=frozenset({"measured"})),
     Request(("GET", "/v1/frameworks"), "GetFrameworks", Empty()),
     Request(("GET", "/v1/sizes"), "GetSizes", Empty()),
@@ -309,6 +315,7 @@ ERRORS = [
         headers={"Idempotency-Key": "taken"},
         metadata=(("idempotency-key", "taken"),),
     ),
+    Request(("GET", "/v1/usage"), "GetUsage", pp.GetUsageRequest(since=AT), {"since": "2023-11-14T22:13:20Z"}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(limit=0), {"limit": 0}),
     Request(("GET", "/v1/jobs"), "ListJobs", pb.ListJobsRequest(q="nam=x"), {"q": "nam=x"}),
     Request(

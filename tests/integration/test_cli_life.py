@@ -57,6 +57,7 @@ def every_command(form: str, platform: Platform, code: Path, folder: Path) -> li
         ("train", [*train, "--set", "env.SLEEP=60"]),
         ("halt", ["halt", "LONG"]),
         ("wait", ["wait", "LONG"]),
+        ("usage", ["usage"]),
         ("resume", ["resume", "LONG"]),
         ("kill", ["kill", "LONG"]),
         ("wait", ["wait", "LONG"]),
@@ -138,6 +139,8 @@ def test_every_command_prints_json_or_yaml_and_nothing_else(
                 assert {series["name"] for series in answers[0]["series"]} == {"loss"}
             case "download":
                 assert [file["kind"] for file in answers[0]["files"]] == ["results", "results"]
+            case "usage":
+                assert sum(user["jobs"] for user in answers[0]["users"]) >= 2
             case "status":
                 assert answers[0]["isolation"]["name"] in {"process", "sandbox", "trusted"}
             case "delete":

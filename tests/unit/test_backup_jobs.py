@@ -22,6 +22,8 @@ from services.core.domain.status import ADMITTED, RESTING, Desired, Status
 from services.local.backup.jobs import as_restored
 
 NOW = 5_000
+SAVED = 4_000
+"""When the backup was made, Unix ms."""
 MESSAGE = "from the backup of yesterday"
 
 
@@ -47,7 +49,7 @@ def judged(job: Job, to: Status) -> Job:
 
 
 def restored(job: Job, *, halted: bool = False) -> Job:
-    return as_restored(job, halted=halted, now=NOW, message=MESSAGE)
+    return as_restored(job, halted=halted, now=NOW, saved=SAVED, message=MESSAGE)
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.DOWNLOADING, Status.PROCESSING, Status.STORING])
@@ -61,6 +63,12 @@ def test_running_job_is_queued_again_with_the_reason_in_its_history(status: Stat
     assert "yesterday" in event.message
     assert "attempt 1" in event.message
     assert admitted(job, placement={}, dispatcher_term=4, now=NOW).attempt.number == 2
+
+
+def test_hardware_that_a_job_held_at_the_backup_counts_until_then_and_not_until_the_restore() -> None:
+    assert restored(running()).released == SAVED
+    late = replace(running(), updated=SAVED + 5)  # its document was saved later than the backup began
+    assert restored(late).released == SAVED + 5
 
 
 def test_queued_job_is_restored_unchanged() -> None:

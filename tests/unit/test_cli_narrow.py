@@ -70,6 +70,15 @@ ANSWERS = {
     f"/v1/jobs/{ID}/metrics": {"series": [CURVE]},
     "/v1/queue": {"waiting": [JOB]},
     "/v1/cluster": {"nodes": [NODE], "jobs": {"DOWNLOADING": 1}, "isolation": "sandbox", "enforced": ["memory"]},
+    "/v1/usage": {
+        "since": TIME,
+        "until": TIME,
+        "users": [
+            {"tenant": LONG, "user": LONG, "jobs": 12_345, "gpu_hours": 1_234_567.891, "cpu_hours": 98_765_432.1},
+            {"tenant": "acme", "user": "ada", "jobs": 1, "gpu_hours": 0.25, "cpu_hours": 2},
+        ],
+        "unreadable": 1,
+    },
     "/v1/sizes": {"sizes": [{"name": "cpu", **RESOURCES}]},
     "/v1/frameworks": {
         "frameworks": [
@@ -93,6 +102,7 @@ TABLES = (
     ["list", "-m", "loss", "-m", "accuracy", "-m", "validation/accuracy"],
     ["queue"],
     ["cluster"],
+    ["usage"],
     ["events", ID],
     ["explain", ID],
     ["metrics", ID],

@@ -210,7 +210,8 @@ def test_mistyped_command_suggests_the_nearest_in_one_line(
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        (("train", "--detach"), "weft: No such option '--detach'."),
+        (("train", "--detach"), "weft: No such option '--detach'. Did you mean '--no-follow'?"),
+        (("list", "--detach"), "weft: No such option '--detach'."),
         (("train", "--no-folow"), "weft: No such option '--no-folow'. Did you mean '--no-follow'?"),
         (("completion",), "weft: Missing argument '{bash|zsh|fish}'. Choose from: bash, zsh, fish"),
     ],

@@ -369,15 +369,27 @@ STARTUP: list[dict[str, Any]] = [
 
 def test_the_start_up_says_how_long_each_step_took() -> None:
     assert timeline(STARTUP, at_rest=True) == [
-        "STEP                 TOOK  ENDED AT",
-        "queue                0.2s     +0.2s  waited in the queue",
-        "environment           52s      +53s  environment built or found",
-        "launch       not finished            all learners ready, process started",
+        "STEP         TOOK      ENDED AT",
+        "queue        0.2s         +0.2s  waited in the queue",
+        "environment   52s          +53s  environment built or found",
+        "launch          -  not finished  all learners ready, process started",
     ]
     assert max(map(len, timeline(STARTUP, at_rest=True))) < 76
     assert summary(STARTUP, at_rest=True) == "queue 0.2s, environment 52s, launch not finished"
     assert summary(STARTUP[2:], at_rest=False).endswith(" so far")
     assert timeline([], at_rest=True) == []
+
+
+def test_the_time_of_a_step_that_lasts_is_aligned_with_the_others() -> None:
+    """It was "52s so far" in the column of the times, which moved all others away from their title."""
+    began = (datetime.now(UTC) - timedelta(seconds=119.5)).isoformat()
+    lines = timeline([*STARTUP[:2], {"step": "launch", "began": began, "ended": None}], at_rest=False)
+    assert [line[:29] for line in lines] == [
+        "STEP          TOOK  ENDED AT",
+        "queue         0.2s     +0.2s ",
+        "environment    52s      +53s ",
+        "launch       2m00s    so far ",
+    ]
 
 
 def test_what_is_fetched_is_that_of_the_learner_that_is_furthest_behind() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,6 +13,7 @@ from weft._aio._keys import AsyncKeys
 from weft._aio._secrets import AsyncSecrets
 from weft._errors import WeftError
 from weft._profile import Profile, resolve
+from weft._times import time_text
 from weft._users import users_of
 
 if TYPE_CHECKING:
@@ -92,6 +94,22 @@ class AsyncClient:
         """Nodes, totals and current use. ``tenant``: whose jobs are counted; for administrators; ``*``: all."""
         return await self._http.json("GET", "/v1/cluster", params={"tenant": tenant})
 
+    async def usage(
+        self, *, since: datetime | None = None, until: datetime | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
+        """GPU-hours and CPU-hours that jobs held in [since, until), by tenant and user: `users`, `since`, `until`.
+
+        By default the last 30 days. ``tenant``: for administrators; ``*``: all.
+        """
+        return await self._http.json("GET", "/v1/usage", params=_window(since, until, tenant))
+
+    async def usage_csv(
+        self, *, since: datetime | None = None, until: datetime | None = None, tenant: str | None = None
+    ) -> str:
+        """As `usage`, as the text of a CSV file with a line for each tenant and user."""
+        params = {**_window(since, until, tenant), "format": "csv"}
+        return await self._http.text("/v1/usage", params=params)
+
     async def storage(self) -> dict[str, Any]:
         """What the tenant has in the object store: `bytes`, `objects`, bytes by `kinds`, `measured`, `complete`."""
         return await self._http.json("GET", "/v1/storage")
@@ -105,3 +123,8 @@ class AsyncClient:
         """The T-shirt sizes of learners."""
         answer = await self._http.json("GET", "/v1/sizes")
         return list(answer["sizes"])
+
+
+def _window(since: datetime | None, until: datetime | None, tenant: str | None) -> dict[str, Any]:
+    times = {name: None if time is None else time_text(time) for name, time in (("since", since), ("until", until))}
+    return {**times, "tenant": tenant}

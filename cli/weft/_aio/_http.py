@@ -88,6 +88,14 @@ class AsyncHttp:
         )
         return json_object(answer)
 
+    async def text(self, path: str, *, params: Mapping[str, Any] | None = None) -> str:
+        """GET a text in UTF-8."""
+        query = present(params)
+        answer = await self._send(
+            lambda: self._transport.request("GET", path, params=query, body=None, headers={}),
+        )
+        return answer.body.decode(errors="replace")
+
     async def upload(self, path: str, *, parts: Callable[[], list[tuple[str, Any]]], key: str) -> dict[str, Any]:
         """POST a multipart form under an idempotency key. ``parts`` gives fresh, rewound parts for each try."""
         headers = {"Idempotency-Key": key}

@@ -13,6 +13,8 @@ from weft._errors import Unauthenticated, WeftError
 INTERRUPTED = 130
 MACHINE = frozenset({"json", "yaml"})
 """The forms of output that programs read."""
+_OPTIONS_ELSEWHERE = {"--detach": "--no-follow", "--background": "--no-follow"}
+"""Options of docker, sbatch and others -> ours of another spelling."""
 _KEY = "`weft login URL` signs in with another key; on the platform's machine `weft up --home DIR` writes its key anew."
 
 
@@ -48,7 +50,9 @@ def show(failure: BaseException, *, debug: bool, form: str = "table") -> int:
 
 
 def _usage_text(failure: click.UsageError) -> str:
-    """One line; an option that does not exist suggests the one whose word looks alike, not its dashes."""
+    """One line; an option that does not exist suggests the one whose word looks alike, not its dashes, or means it."""
+    if isinstance(failure, click.NoSuchOption) and (same := _same_option(failure)):
+        return f"{failure.message} Did you mean '{same}'?"
     if isinstance(failure, click.NoSuchOption) and failure.possibilities:
         import difflib
 
@@ -58,6 +62,13 @@ def _usage_text(failure: click.UsageError) -> str:
             failure.option_name, possibilities=[words[word] for word in alike], ctx=failure.ctx
         )
     return failure.format_message().replace("\n\t", " ")
+
+
+def _same_option(failure: click.NoSuchOption) -> str:
+    """The option of the command that other programs call so; empty: it has none."""
+    option = _OPTIONS_ELSEWHERE.get(failure.option_name, "")
+    params = failure.ctx.command.params if failure.ctx else ()
+    return option if any(option in {*param.opts, *param.secondary_opts} for param in params) else ""
 
 
 def weft_error(failure: WeftError, *, form: str = "table") -> int:

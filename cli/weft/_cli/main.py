@@ -67,6 +67,7 @@ COMMANDS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "More": {
         "cluster": ("cluster", "Show the nodes, what is free, and which jobs use them."),
         "queue": ("cluster", "Show the jobs that wait, in order, and why."),
+        "usage": ("usage", "Show GPU-hours and CPU-hours by tenant and user."),
         "frameworks": ("offers", "List the environments that a job may name."),
         "sizes": ("offers", "List the T-shirt sizes of learners."),
         "version": ("version", "Show the versions of this command and of the platform."),

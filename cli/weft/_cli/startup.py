@@ -29,16 +29,17 @@ ENDED: Final = frozenset({"COMPLETED", "FAILED", "KILLED", "HALTED"})
 def timeline(steps: Sequence[Mapping[str, Any]], *, at_rest: bool) -> list[str]:
     """A line for each step: its time, when it ended (seconds since the beginning), and what it is.
 
-    ``at_rest``: a step without an end was never finished; else it lasts.
+    ``at_rest``: a step without an end was never finished; else it lasts. Its time is aligned with those of the others.
     """
     if not steps:
         return []
     begin = parse_time(steps[0]["began"])
     rows = [("STEP", "TOOK", "ENDED AT", "")]
     for step in steps:
-        took, ended = _took(step, at_rest=at_rest), ""
         if step.get("ended"):
-            ended = f"+{span((parse_time(step['ended']) - begin).total_seconds())}"
+            took, ended = _took(step, at_rest=at_rest), f"+{span((parse_time(step['ended']) - begin).total_seconds())}"
+        else:
+            took, ended = ("-", "not finished") if at_rest else (span(_since(step)), "so far")
         rows.append((str(step["step"]), took, ended, _STEPS.get(str(step["step"]), "")))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return [

@@ -10,7 +10,7 @@ from google.protobuf.empty_pb2 import Empty
 from services.api.grpc.auth_interceptor import PUBLIC, current, needs
 from services.api.grpc.messages import changed, message, params
 from services.api.services import ApiServices
-from services.api.use_cases import keys, platform, tenant_secrets
+from services.api.use_cases import keys, platform, tenant_secrets, usage
 from services.core.gen.weft.v1 import platform_pb2, platform_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -37,6 +37,11 @@ class Platform(platform_pb2_grpc.PlatformServicer):
         return message(
             platform_pb2.ClusterState, await platform.get_cluster(self._services, current().principal, wanted)
         )
+
+    @needs("platform:read")
+    async def GetUsage(self, request: platform_pb2.GetUsageRequest, context: Context) -> platform_pb2.GetUsageReply:
+        wanted = params(usage.UsageParams, request)
+        return message(platform_pb2.GetUsageReply, await usage.get_usage(self._services, current().principal, wanted))
 
     @needs("platform:read")
     async def GetStorage(self, request: platform_pb2.GetStorageRequest, context: Context) -> platform_pb2.TenantStorage:

@@ -89,6 +89,7 @@ def _check_times(job: Job) -> None:
         *(time for span in attempt.startup.values() for time in (span.began, span.ended)),
     )
     times += [time for time in optional_times if time is not None]
+    times += [time for period in job.held_before for time in (period.began, period.ended, period.held)]
     times += [event.time for event in job.history_tail]
     times += [job.verdict.time] if job.verdict is not None else []
     if min(times) < 0 or max(times) > MAX_TIME_MS:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.errors import Conflict, IllegalTransition, NotFound
+from services.core.domain.held_time import HeldPeriod, with_period
 from services.core.domain.startup import Span
 from services.core.domain.status import RESTING, TERMINAL, Desired, Status, allowed
 
@@ -219,6 +220,8 @@ class Job:
     """How the current attempt ends; None: undecided."""
     released: int | None = None
     """When all that the attempt held was gone. Quota, resume, delete and re-admission test this, never the status."""
+    held_before: tuple[HeldPeriod, ...] = ()
+    """When its earlier attempts held hardware; without those that an older version admitted again."""
     counters: Counters = Counters()
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Latest metrics and progress, copied from the metrics service with the verdict."""
@@ -374,9 +377,13 @@ def admitted(job: Job, *, placement: Mapping[str, str], dispatcher_term: int, no
     ``placement``: learner -> node. Raises IllegalTransition for another status.
     """
     attempt = Attempt(number=job.attempt.number + 1, queued=job.state.since, admitted=now, placement=placement)
+    held_before = job.held_before
+    if job.attempt.admitted is not None and job.released is not None:
+        held_before = with_period(held_before, job.attempt.admitted, job.released)
     job = replace(
         job,
         attempt=attempt,
+        held_before=held_before,
         dispatcher_term=dispatcher_term,
         verdict=None,
         released=None,

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from services.core.domain.document import read_job
 from services.core.domain.errors import Conflict, Quarantined
+from services.core.domain.held_document import read_held_job
+from services.core.domain.held_time import HeldJob
 from services.core.domain.job import Event, Job
 from services.core.domain.status import Status
 
@@ -80,6 +82,19 @@ class Unreadable:
     """The document; empty where it is not a mapping."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPage:
+    """A page of ``JobStore.held``."""
+
+    jobs: Sequence[HeldJob]
+    unreadable: int
+    """How many further documents of the page cannot be read."""
+    after: tuple[int, str]
+    """(``released``, id) of its last document, 0 for jobs that hold hardware: the next page begins after it."""
+    more: bool
+    """False: there was no further document."""
+
+
 def job_or_unreadable(job_id: str, document: object, rev: object) -> Job | Unreadable:
     """Returns the job of a stored document, or why it cannot be read. Never raises: a list must not fail for one job.
 
@@ -90,6 +105,20 @@ def job_or_unreadable(job_id: str, document: object, rev: object) -> Job | Unrea
     except Conflict as error:
         mapping: Mapping[str, Any] = document if isinstance(document, Mapping) else {}
         return Unreadable(id=job_id, why=error.message, newer=not isinstance(error, Quarantined), document=mapping)
+
+
+def held_page(
+    documents: Sequence[tuple[int, str, Mapping[str, Any]]], *, after: tuple[int, str], limit: int
+) -> HeldPage:
+    """Returns the page of these documents: (place in the index, id, values at ``HELD_PATHS``). For ``JobStore.held``.
+
+    The place is that of the index and not a value of the document, which may be damaged: no page begins twice.
+    ``after``: where the page began. ``limit``: most documents of the page.
+    """
+    jobs = [read_held_job(job_id, values) for _, job_id, values in documents]
+    readable = [job for job in jobs if job is not None]
+    last = documents[-1][:2] if documents else after
+    return HeldPage(jobs=readable, unreadable=len(jobs) - len(readable), after=last, more=len(documents) == limit)
 
 
 def with_stored_rev(job: Job, rev: object) -> Job:
@@ -194,6 +223,17 @@ class JobStore(Protocol):
 
         ``deleted_until``: only those deleted at this time (Unix ms) or before. ``after``: only those that come after
         this job. Unreadable documents are skipped.
+        """
+        ...
+
+    async def held(
+        self, *, released_since: int | None, tenant: str | None, after: tuple[int, str] | None = None, limit: int = 500
+    ) -> HeldPage:
+        """Returns a page of jobs that hold or held hardware, from an index and without deleted jobs.
+
+        ``released_since``: jobs that do not hold hardware now and have given it back last at this time (Unix ms) or
+        later, in the order of (``released``, id); None: jobs that hold hardware now, in the order of their ids.
+        ``tenant``: None: of all tenants. ``after``: that of the page before. ``limit``: most documents of the page.
         """
         ...
 

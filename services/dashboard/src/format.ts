@@ -57,6 +57,9 @@ export function number(value: number): string {
   return String(Number(value.toPrecision(4)));
 }
 
+/** Hours with as many digits as tell small ones from nothing: "1 234", "12.3", "0.25", "0.0042". */
+export const hours = (value: number): string => (value >= 1000 ? grouped(value) : value >= 10 ? value.toFixed(1) : number(value));
+
 /** Seconds with a tenth; longer times as duration() writes them. */
 export const tenths = (ms: number): string => (ms < 9950 ? `${(Math.max(0, ms) / 1000).toFixed(1)} s` : duration(ms));
 

@@ -67,6 +67,7 @@ const queue = createRoute({
 const cluster = createRoute({
   ...at,
   path: "/cluster",
+  validateSearch: words("window"),
   component: lazyRouteComponent(() => import("./screens/cluster.tsx"), "ClusterScreen"),
 });
 const access = createRoute({

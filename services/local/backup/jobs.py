@@ -19,12 +19,16 @@ REASON: Final = "Restored"
 _KEPT_VERDICTS: Final = frozenset({Status.FAILED, Status.KILLED, Status.HALTED})
 
 
-def as_restored(job: Job, *, halted: bool, now: int, message: str) -> Job:
-    """The job as it is on the new platform. With ``halted``, jobs that would be queued are halted instead."""
+def as_restored(job: Job, *, halted: bool, now: int, saved: int, message: str) -> Job:
+    """The job as it is on the new platform. With ``halted``, jobs that would be queued are halted instead.
+
+    ``saved``: Unix ms of the backup. What the job held counts until then, not until its restore months later.
+    """
+    held_until = min(now, max(saved, job.updated))
     if job.status in ADMITTED:
         job = _without_attempt(job, now=now, message=message)
     if job.holds:
-        job = released(job, now=now)
+        job = replace(released(job, now=now), released=held_until)
     if halted and job.status is Status.QUEUED:
         job = replace(job, desired=Desired.HALT, desired_by=ACTOR, generation=job.generation + 1)
         job = moved(

@@ -328,6 +328,7 @@ class Restoring:
         self._stores, self._key, self._halt = stores, key, halted
         created = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(int(head.get("created", 0)) / 1000))
         self._message = f"from the backup of {created}"
+        self._saved = int(head.get("created", 0))
         self._now = time.time_ns() // 1_000_000
         self.queued: list[str] = []
         """Ids of jobs that are queued, and run after the start."""
@@ -370,7 +371,8 @@ class Restoring:
         """Writes the history before the document: an interrupted restore leaves no job without its history."""
         saved, events = read_saved_job(document), read_history(document)
         self._term = max(self._term, saved.dispatcher_term)
-        job = as_restored(saved, halted=self._halt, now=max(self._now, saved.updated), message=self._message)
+        now = max(self._now, saved.updated)
+        job = as_restored(saved, halted=self._halt, now=now, saved=self._saved, message=self._message)
         if job.status is Status.QUEUED:
             self.queued.append(job.id)
         elif job.status is Status.HALTED and saved.status is not job.status:

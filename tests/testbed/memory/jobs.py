@@ -10,12 +10,26 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from typing import Any, Final
 
+from services.core.domain.codec import dump
 from services.core.domain.document import read_job
 from services.core.domain.errors import Duplicate, NotFound, Quarantined, StaleRevision
+from services.core.domain.held_document import HELD_PATHS
 from services.core.domain.job import Event, Job, check_replace
 from services.core.domain.status import Status
-from services.core.ports.job_store import Changes, DispatcherDoc, JobQuery, Unreadable, job_or_unreadable
+from services.core.ports.job_store import (
+    Changes,
+    DispatcherDoc,
+    HeldPage,
+    JobQuery,
+    Unreadable,
+    held_page,
+    job_or_unreadable,
+)
+
+_HELD_PATHS: Final = (*HELD_PATHS, "attempt.number", "deleted")
 
 
 class MemoryJobStore:
@@ -108,6 +122,23 @@ class MemoryJobStore:
         due = sorted((job for job in jobs if (job.deleted or 2**63) <= deleted_until), key=_by_deletion)
         return [job for job in due if after is None or _by_deletion(job) > _by_deletion(after)][:limit]
 
+    async def held(
+        self, *, released_since: int | None, tenant: str | None, after: tuple[int, str] | None = None, limit: int = 500
+    ) -> HeldPage:
+        first = after or (released_since or 0, "")
+        places: list[tuple[Any, str, dict[str, Any]]] = []
+        for job_id in self._ids:
+            values = self._held_values(job_id)
+            released = values["released"]
+            if released_since is None:
+                chosen = values["attempt.number"] and released is None
+            else:
+                chosen = isinstance(released, int | float) and released >= released_since
+            if chosen and values["deleted"] is None and tenant in {None, values["tenant"]}:
+                places.append((released or 0, job_id, values))
+        page = sorted(place for place in places if place[:2] > first)[:limit]
+        return held_page(page, after=first, limit=limit)
+
     async def names_code(self, tenant: str, digest: str) -> bool:
         for job in map(self._read_or_unreadable, self._ids):
             if isinstance(job, Job):
@@ -145,6 +176,14 @@ class MemoryJobStore:
 
     async def close(self) -> None: ...
 
+    def _held_values(self, job_id: str) -> dict[str, Any]:
+        stored = self._jobs[job_id]
+        try:
+            document: Any = dump(stored) if isinstance(stored, Job) else json.loads(stored)
+        except ValueError:
+            document = None
+        return {path: reduce(_part, path.split("."), document) for path in _HELD_PATHS}
+
     def _read_or_unreadable(self, job_id: str) -> Job | Unreadable:
         stored = self._jobs[job_id]
         if isinstance(stored, Job):
@@ -164,6 +203,10 @@ def _read(job_id: str, stored: Job | str) -> Job:
     except (ValueError, RecursionError) as error:
         raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
     return read_job(job_id, document)
+
+
+def _part(document: Any, name: str) -> Any:
+    return document.get(name) if isinstance(document, Mapping) else None
 
 
 def _by_deletion(job: Job) -> tuple[int, str]:

@@ -70,7 +70,7 @@ _MOST_WAITING: Final = 1000
 """Most jobs in one answer of the queue."""
 
 
-def _everyone(call: Call) -> str | None:
+def everyone(call: Call) -> str | None:
     """The tenant to show: all of them for administrators."""
     return "*" if call.client.whoami().get("scope") == "admin" else None
 
@@ -85,7 +85,7 @@ def cluster_command(call: Call) -> None:
     """
     from weft._cli.output import emit
 
-    tenant = _everyone(call)
+    tenant = everyone(call)
     state = call.client.cluster(tenant=tenant)
     jobs = [job.document for job in call.client.jobs.list(status=_HOLDING, tenant=tenant)]
     sizes = {size["name"]: size for size in call.client.sizes()}
@@ -248,7 +248,7 @@ def queue_command(call: Call, tenant: str | None) -> None:
     from weft._cli.text import ago
     from weft._times import parse_time
 
-    waiting = call.client.queue(tenant=tenant or _everyone(call))
+    waiting = call.client.queue(tenant=tenant or everyone(call))
 
     def people(wide: bool) -> str:
         columns = [

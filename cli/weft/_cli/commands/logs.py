@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from weft._cli.call import Call, Stop, command
 from weft._cli.completion import complete_jobs
+from weft._cli.when import When
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from weft._cli.answers import Answers
 
 ANSWERS: Final[Answers] = {
     "logs": "stream of JobLine",
 }
-
-_AGO = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
-
-
-class When(click.ParamType[datetime]):
-    """A time (2026-11-21T13:20:00, in local time unless it says otherwise), or how long ago: 90s, 10m, 2h, 1d."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        text = str(value).strip()
-        parts = _AGO.fullmatch(text.removesuffix(" ago"))
-        if text and parts is not None:
-            days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-            return datetime.now(UTC) - timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        try:
-            return datetime.fromisoformat(text).astimezone(UTC)
-        except ValueError:
-            self.fail(f"'{text}' is no time; write 10m, 2h or 2026-11-21T13:20:00", param, ctx)
 
 
 @command("logs")

@@ -25,7 +25,7 @@ from pymongo.errors import BulkWriteError
 from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
 from services.core.adapters.mongo.documents import Documents
 from services.core.domain.codec import MALFORMED, dump, load
-from services.core.domain.document import read_job
+from services.core.domain.document import MAX_TIME_MS, read_job
 from services.core.domain.errors import (
     Duplicate,
     Internal,
@@ -35,13 +35,16 @@ from services.core.domain.errors import (
     Unavailable,
     WeftError,
 )
+from services.core.domain.held_document import HELD_PATHS
 from services.core.domain.job import PLATFORM, SCHEMA, Event, Job, check_replace
 from services.core.domain.status import RESTING, Desired, Status
 from services.core.ports.job_store import (
     Changes,
     DispatcherDoc,
+    HeldPage,
     JobQuery,
     Unreadable,
+    held_page,
     job_or_unreadable,
     jobs_of_pages,
     with_stored_rev,
@@ -66,6 +69,7 @@ _INDEXES: Final = (
     IndexModel([("job.tenant", 1), ("job.code_digest", 1), ("job.erased", 1)], name="code"),
     IndexModel([("job.erased", 1), ("job.deleted", 1), ("_id", 1)], name="to_erase"),
     IndexModel([("changed", 1), ("_id", 1), ("rev", 1)], name="changed"),
+    IndexModel([("job.released", 1), ("_id", 1), ("job.tenant", 1), ("job.deleted", 1)], name="released"),
 )
 _HISTORY_INDEX: Final = IndexModel([("job", 1), ("seq", 1)], name="job_seq", unique=True)
 _HOLDING: Final[Mapping[str, Any]] = {"job.attempt.number": {"$gt": 0}, "job.released": None}
@@ -85,6 +89,8 @@ _CHANGE: Final = {"_id": 1, "rev": 1, "changed": 1}
 _CHANGE_ORDER: Final = [("changed", ASCENDING), ("_id", ASCENDING)]
 _CHANGES: Final = 5_000
 """Changes read at once; ``changes`` reads page after page until there is no more."""
+_HELD: Final = {f"job.{path}": 1 for path in HELD_PATHS}
+_RELEASE_ORDER: Final = [("job.released", ASCENDING), ("_id", ASCENDING)]
 _DISPATCHER: Final = {"_id": "dispatcher"}
 _DUPLICATE_KEY: Final = 11000
 
@@ -234,6 +240,28 @@ class MongoJobStore:
             place = (page[-1]["job"]["deleted"], str(page[-1]["_id"]))
         return jobs
 
+    async def held(
+        self, *, released_since: int | None, tenant: str | None, after: tuple[int, str] | None = None, limit: int = 500
+    ) -> HeldPage:
+        visible: Document = {"job.deleted": None} if tenant is None else {"job.deleted": None, "job.tenant": tenant}
+        order = _RELEASE_ORDER
+        if released_since is None:
+            order = [("_id", ASCENDING)]
+            last = "" if after is None else after[1]
+            where: Document = {"$and": [*_where(JobQuery(holding=True, tenant=tenant)), {"_id": {"$gt": last}}]}
+        elif after is None:
+            where = {**visible, "job.released": {"$gte": released_since, "$lte": MAX_TIME_MS}}
+        else:
+            later = {**visible, "job.released": {"$gt": after[0], "$lte": MAX_TIME_MS}}
+            where = {"$or": [{**visible, "job.released": after[0], "_id": {"$gt": after[1]}}, later]}
+        with translated():
+            page = await self._jobs.collection.find(where, _HELD).sort(order).limit(limit).to_list()
+        documents: list[tuple[int, str, Mapping[str, Any]]] = []
+        for entry in page:
+            values = {path: _at(entry.get("job"), path) for path in HELD_PATHS}
+            documents.append((0 if released_since is None else values["released"], str(entry["_id"]), values))
+        return held_page(documents, after=after or (released_since or 0, ""), limit=limit)
+
     async def names_code(self, tenant: str, digest: str) -> bool:
         for where in ({"job.tenant": tenant, "job.code_digest": digest, "job.erased": None}, {"job.tenant": None}):
             if await self._jobs.get(where) is not None:
@@ -317,6 +345,13 @@ def _after_change(changed: int, job_id: str | None = None) -> Document:
     """Filters documents that were written after a time; with ``job_id`` also those of that time beyond this id."""
     later: Document = {"changed": {"$gt": changed}}
     return later if job_id is None else {"$or": [{"changed": changed, "_id": {"$gt": job_id}}, later]}
+
+
+def _at(document: object, path: str) -> Any:
+    """The value at a path of a document; None where there is none."""
+    for name in path.split("."):
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
 
 
 def _time(document: Mapping[str, Any]) -> int:

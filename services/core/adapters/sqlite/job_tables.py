@@ -17,6 +17,8 @@ from itertools import product
 from typing import Final, TypeAlias
 
 from services.core.adapters.sqlite.database import AddedColumn
+from services.core.domain.document import MAX_TIME_MS
+from services.core.domain.held_document import HELD_PATHS
 from services.core.domain.job import PLATFORM
 from services.core.domain.status import RESTING, Desired, Status
 from services.core.ports.job_store import JobQuery
@@ -26,6 +28,7 @@ _UNLESS_ERASED: Final = "CASE WHEN doc->>'$.erased' IS NULL THEN doc->>'$.{}' EN
 _STOPPED: Final = (
     f"status = '{Status.HALTED}' AND doc->>'$.desired' = '{Desired.HALT}' AND doc->>'$.desired_by' = '{PLATFORM}'"
 )
+_RELEASED: Final = "doc->>'$.released'"
 _AT_REST: Final = ", ".join(f"'{status}'" for status in sorted(RESTING))
 _COMPUTED: Final = {
     "schema INTEGER": "coalesce(doc->>'$.schema', 1)",
@@ -58,6 +61,7 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
     AddedColumn("jobs", "to_erase", f"INTEGER {_where_json(_UNLESS_ERASED.format('deleted'))} VIRTUAL"),
     AddedColumn("jobs", "change", "INTEGER NOT NULL DEFAULT 0"),
     AddedColumn("jobs", "stopped", f"INTEGER {_where_json(_STOPPED)} VIRTUAL"),
+    AddedColumn("jobs", "released", f"INTEGER {_where_json(_RELEASED)} VIRTUAL"),
     "CREATE INDEX IF NOT EXISTS jobs_by_tenant ON jobs(tenant, deleted, status, id)",
     "CREATE INDEX IF NOT EXISTS jobs_by_status ON jobs(status, id)",
     "CREATE INDEX IF NOT EXISTS jobs_of_tenant ON jobs(tenant, deleted, id)",
@@ -70,6 +74,8 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
     "CREATE INDEX IF NOT EXISTS jobs_with_code ON jobs(tenant, code)",
     "CREATE INDEX IF NOT EXISTS jobs_to_erase ON jobs(to_erase, id)",
     "CREATE INDEX IF NOT EXISTS jobs_stopped ON jobs(stopped, id)",
+    # With the tenant at its end: the rows of other tenants are not read.
+    "CREATE INDEX IF NOT EXISTS jobs_released ON jobs(released, id, tenant, deleted)",
     "DROP INDEX IF EXISTS jobs_holding",
     "DROP INDEX IF EXISTS jobs_untrimmed",
     """CREATE TABLE IF NOT EXISTS history(
@@ -92,6 +98,7 @@ NAMES_CODE: Final = (
     "SELECT 1 FROM jobs INDEXED BY jobs_with_code WHERE tenant = ? AND code = ?"
     " UNION ALL SELECT 1 FROM jobs INDEXED BY jobs_with_code WHERE tenant IS NULL LIMIT 1"
 )
+_HELD_VALUES: Final = f"json_extract(doc, {', '.join(repr(f'$.{path}') for path in HELD_PATHS)})"
 BY_ID: Final = "jobs INDEXED BY sqlite_autoindex_jobs_1"
 """The index of the primary key."""
 Values: TypeAlias = tuple[str | int, ...]
@@ -154,6 +161,25 @@ def counts(query: JobQuery, status: str) -> Scan:
     filters, values = _filters(query)
     visible = "deleted IN (0, 1)" if query.deleted else "deleted = 0"
     return Scan("jobs INDEXED BY jobs_counted", f"{visible} AND status = ? AND {filters}", (status, *values))
+
+
+def held(
+    *, released_since: int | None, tenant: str | None, after: tuple[int, str] | None, limit: int
+) -> tuple[str, Values]:
+    """SQL of a page of ``JobStore.held`` and its values. Rows: place, id, values at HELD_PATHS as JSON."""
+    where: str
+    values: Values
+    if released_since is None:
+        index, place, order, values = "jobs_live", "0", "id", ((after or (0, ""))[1],)
+        where = "live = 1 AND holds = 1 AND id > ?"
+    else:
+        # A damaged document may have a text there, which is above all numbers.
+        index, place, order = "jobs_released", "released", "released, id"
+        where, values = "released <= ? AND (released, id) > (?, ?)", (MAX_TIME_MS, *(after or (released_since, "")))
+    if tenant is not None:
+        where, values = f"{where} AND tenant = ?", (*values, tenant)
+    select = f"SELECT {place}, id, {_HELD_VALUES} FROM jobs INDEXED BY {index} WHERE {where} AND deleted = 0"  # noqa: S608 - our text
+    return f"{select} ORDER BY {order} LIMIT ?", (*values, limit)
 
 
 def _scans(

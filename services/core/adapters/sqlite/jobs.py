@@ -14,18 +14,30 @@ from typing import Any, Final, Self
 import apsw
 
 from services.core.adapters.sqlite.database import Database
-from services.core.adapters.sqlite.job_tables import BY_ID, NAMES_CODE, TABLES, TO_ERASE, Scan, counts, scans
+from services.core.adapters.sqlite.job_tables import (
+    BY_ID,
+    NAMES_CODE,
+    TABLES,
+    TO_ERASE,
+    Scan,
+    counts,
+    held,
+    scans,
+)
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import read_job
 from services.core.domain.errors import InvalidRequest, NotFound, Quarantined, StaleRevision, WeftError
+from services.core.domain.held_document import HELD_PATHS
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
 from services.core.domain.status import Status
 from services.core.ports.job_store import (
     Changes,
     DispatcherDoc,
+    HeldPage,
     JobQuery,
     Unreadable,
+    held_page,
     job_or_unreadable,
     jobs_of_pages,
     with_stored_rev,
@@ -158,6 +170,18 @@ class SqliteJobStore:
             place = (int(str(rows[-1][3])), str(rows[-1][0]))
         return jobs
 
+    async def held(
+        self, *, released_since: int | None, tenant: str | None, after: tuple[int, str] | None = None, limit: int = 500
+    ) -> HeldPage:
+        select, values = held(released_since=released_since, tenant=tenant, after=after, limit=limit)
+
+        def read(connection: apsw.Connection) -> HeldPage:
+            rows: list[tuple[Any, ...]] = connection.execute(select, values).fetchall()
+            documents = [(place, str(job_id), _held_values(str(text))) for place, job_id, text in rows]
+            return held_page(documents, after=after or (released_since or 0, ""), limit=limit)
+
+        return await self._database.read(read)
+
     async def names_code(self, tenant: str, digest: str) -> bool:
         return bool(await self._rows(NAMES_CODE, (tenant, digest)))
 
@@ -241,6 +265,14 @@ def _event(text: str) -> Event | None:
         return load(Event, json.loads(text))
     except MALFORMED:
         return None
+
+
+def _held_values(text: str) -> Mapping[str, Any]:
+    """The values at ``HELD_PATHS``; none where they are no JSON for Python, e.g. nested too deeply."""
+    try:
+        return dict(zip(HELD_PATHS, json.loads(text), strict=True))
+    except MALFORMED:
+        return {}
 
 
 def _refusal(connection: apsw.Connection, prior: Job) -> WeftError:

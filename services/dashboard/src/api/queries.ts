@@ -186,6 +186,20 @@ export const holdingQuery = (tenant: string | undefined) =>
     refetchInterval: LIVE_MS,
   });
 
+const DAY_MS = 86_400_000;
+
+/** What jobs held within the last days, by tenant and user. */
+export const usageQuery = (tenant: string | undefined, days: number) =>
+  queryOptions({
+    queryKey: ["usage", tenant, days],
+    queryFn: async ({ signal }) => {
+      const query = { ...of(tenant).params.query, since: new Date(Date.now() - days * DAY_MS).toISOString() };
+      return dataOf(await client.GET("/v1/usage", { params: { query }, signal }));
+    },
+    placeholderData: keepPreviousData,
+    staleTime: 60_000,
+  });
+
 export const quarantineQuery = () =>
   queryOptions({
     queryKey: ["quarantine"],

@@ -17,6 +17,7 @@ export type JobProgress = Schemas["JobProgress"];
 export type JobExplanation = Schemas["JobExplanation"];
 
 export type GpuUse = Schemas["GpuUse"];
+export type UserUsage = Schemas["UserUsage"];
 export type LearnerUsage = Schemas["LearnerUsage"];
 export type StartupStep = Schemas["StartupStep"];
 export type StatisticsGroup = Schemas["StatisticsGroup"];

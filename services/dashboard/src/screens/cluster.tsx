@@ -3,6 +3,7 @@ import { useQuery } from "@tanstack/react-query";
 import { Link } from "@tanstack/react-router";
 import { useEffect } from "react";
 import { clusterQuery, frameworksQuery, type HoldingJob, holdingQuery, quarantineQuery, storageQuery } from "../api/queries.ts";
+import { GpuHours } from "../cluster/hours.tsx";
 import { IdleGpus } from "../cluster/idle.tsx";
 import { session, tenantsOf } from "../api/session.ts";
 import { bytes, count, percent, plural } from "../format.ts";
@@ -92,6 +93,7 @@ export function ClusterScreen() {
           )}
           <IdleGpus uses={data.gpu_jobs} window={data.gpu_idle_s} tenants={tenants !== undefined} />
           {holding.data ? <Holding jobs={holding.data.jobs} more={holding.data.next !== null} tenants={tenants !== undefined} /> : null}
+          <GpuHours tenants={tenants} />
           {tenants === undefined ? null : <Quarantine />}
           {frameworks.data ? (
             <>

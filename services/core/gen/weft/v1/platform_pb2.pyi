@@ -364,6 +364,114 @@ class GpuUse(_message.Message):
 Global___GpuUse: _TypeAlias = GpuUse  # noqa: Y015
 
 @_typing.final
+class GetUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Tenant whose jobs count; default: the caller's. Admins: any, or * for all."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Beginning of the window; default: 30 days before its end."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """End of the window, which does not belong to it; default, and at most: now."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "since", b"since", "tenant", b"tenant", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "since", b"since", "tenant", b"tenant", "until", b"until"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
+
+Global___GetUsageRequest: _TypeAlias = GetUsageRequest  # noqa: Y015
+
+@_typing.final
+class UserUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_FIELD_NUMBER: _builtins.int
+    CPU_HOURS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Tenant of the jobs."""
+    user: _builtins.str
+    """User who submitted them."""
+    jobs: _builtins.int
+    """Number of jobs that held hardware."""
+    gpu_hours: _builtins.float
+    """GPUs times the hours for which they were held; half a GPU counts as 0.5."""
+    cpu_hours: _builtins.float
+    """CPU cores times the hours for which they were held."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        user: _builtins.str = ...,
+        jobs: _builtins.int = ...,
+        gpu_hours: _builtins.float = ...,
+        cpu_hours: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_hours", b"cpu_hours", "gpu_hours", b"gpu_hours", "jobs", b"jobs", "tenant", b"tenant", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UserUsage: _TypeAlias = UserUsage  # noqa: Y015
+
+@_typing.final
+class GetUsageReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    UNREADABLE_FIELD_NUMBER: _builtins.int
+    unreadable: _builtins.int
+    """Jobs of the window that cannot be read and are not counted; usually 0."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Beginning of the window."""
+
+    @_builtins.property
+    def until(self) -> _timestamp_pb2.Timestamp:
+        """End of the window."""
+
+    @_builtins.property
+    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___UserUsage]:
+        """By tenant and user; those with most GPU-hours first."""
+
+    def __init__(
+        self,
+        *,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        until: _timestamp_pb2.Timestamp | None = ...,
+        users: _abc.Iterable[Global___UserUsage] | None = ...,
+        unreadable: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "until", b"until"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "unreadable", b"unreadable", "until", b"until", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetUsageReply: _TypeAlias = GetUsageReply  # noqa: Y015
+
+@_typing.final
 class GetFrameworksReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class PlatformStub:
-    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors.
+    """The platform: version, queue, cluster, use of hardware, frameworks, sizes, quarantine. See Jobs for metadata and errors.
     """
 
     def __init__(self, channel):
@@ -50,6 +50,11 @@ class PlatformStub:
                 '/weft.v1.Platform/GetCluster',
                 request_serializer=weft_dot_v1_dot_platform__pb2.OfTenantRequest.SerializeToString,
                 response_deserializer=weft_dot_v1_dot_platform__pb2.ClusterState.FromString,
+                _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/weft.v1.Platform/GetUsage',
+                request_serializer=weft_dot_v1_dot_platform__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=weft_dot_v1_dot_platform__pb2.GetUsageReply.FromString,
                 _registered_method=True)
         self.GetStorage = channel.unary_unary(
                 '/weft.v1.Platform/GetStorage',
@@ -74,7 +79,7 @@ class PlatformStub:
 
 
 class PlatformServicer:
-    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors.
+    """The platform: version, queue, cluster, use of hardware, frameworks, sizes, quarantine. See Jobs for metadata and errors.
     """
 
     def GetVersion(self, request, context):
@@ -93,6 +98,13 @@ class PlatformServicer:
 
     def GetCluster(self, request, context):
         """Nodes, and the hardware in use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUsage(self, request, context):
+        """GPU-hours and CPU-hours that jobs held, by tenant and user.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +156,11 @@ def add_PlatformServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_v1_dot_platform__pb2.OfTenantRequest.FromString,
                     response_serializer=weft_dot_v1_dot_platform__pb2.ClusterState.SerializeToString,
             ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=weft_dot_v1_dot_platform__pb2.GetUsageRequest.FromString,
+                    response_serializer=weft_dot_v1_dot_platform__pb2.GetUsageReply.SerializeToString,
+            ),
             'GetStorage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStorage,
                     request_deserializer=weft_dot_v1_dot_platform__pb2.GetStorageRequest.FromString,
@@ -173,7 +190,7 @@ def add_PlatformServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Platform:
-    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors.
+    """The platform: version, queue, cluster, use of hardware, frameworks, sizes, quarantine. See Jobs for metadata and errors.
     """
 
     @staticmethod
@@ -247,6 +264,33 @@ class Platform:
             '/weft.v1.Platform/GetCluster',
             weft_dot_v1_dot_platform__pb2.OfTenantRequest.SerializeToString,
             weft_dot_v1_dot_platform__pb2.ClusterState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.v1.Platform/GetUsage',
+            weft_dot_v1_dot_platform__pb2.GetUsageRequest.SerializeToString,
+            weft_dot_v1_dot_platform__pb2.GetUsageReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PlatformStub:
-    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
+    """The platform: version, queue, cluster, use of hardware, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,6 +40,8 @@ class PlatformStub:
     """Jobs that wait, in the order of the queue."""
     GetCluster: _grpc.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.ClusterState]
     """Nodes, and the hardware in use."""
+    GetUsage: _grpc.UnaryUnaryMultiCallable[_platform_pb2.GetUsageRequest, _platform_pb2.GetUsageReply]
+    """GPU-hours and CPU-hours that jobs held, by tenant and user."""
     GetStorage: _grpc.UnaryUnaryMultiCallable[_platform_pb2.GetStorageRequest, _platform_pb2.TenantStorage]
     """What a tenant has in the object store; at most a minute old."""
     GetFrameworks: _grpc.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetFrameworksReply]
@@ -51,7 +53,7 @@ class PlatformStub:
 
 @_typing.type_check_only
 class PlatformAsyncStub(PlatformStub):
-    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
+    """The platform: version, queue, cluster, use of hardware, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetVersion: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.PlatformVersion]  # type: ignore[assignment]
@@ -60,6 +62,8 @@ class PlatformAsyncStub(PlatformStub):
     """Jobs that wait, in the order of the queue."""
     GetCluster: _aio.UnaryUnaryMultiCallable[_platform_pb2.OfTenantRequest, _platform_pb2.ClusterState]  # type: ignore[assignment]
     """Nodes, and the hardware in use."""
+    GetUsage: _aio.UnaryUnaryMultiCallable[_platform_pb2.GetUsageRequest, _platform_pb2.GetUsageReply]  # type: ignore[assignment]
+    """GPU-hours and CPU-hours that jobs held, by tenant and user."""
     GetStorage: _aio.UnaryUnaryMultiCallable[_platform_pb2.GetStorageRequest, _platform_pb2.TenantStorage]  # type: ignore[assignment]
     """What a tenant has in the object store; at most a minute old."""
     GetFrameworks: _aio.UnaryUnaryMultiCallable[_empty_pb2.Empty, _platform_pb2.GetFrameworksReply]  # type: ignore[assignment]
@@ -70,7 +74,7 @@ class PlatformAsyncStub(PlatformStub):
     """Stored data that cannot be read, of all services. For administrators."""
 
 class PlatformServicer(metaclass=_abc_1.ABCMeta):
-    """The platform: version, queue, cluster, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
+    """The platform: version, queue, cluster, use of hardware, frameworks, sizes, quarantine. See Jobs for metadata and errors."""
 
     @_abc_1.abstractmethod
     def GetVersion(
@@ -95,6 +99,14 @@ class PlatformServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_platform_pb2.ClusterState, _abc.Awaitable[_platform_pb2.ClusterState]]:
         """Nodes, and the hardware in use."""
+
+    @_abc_1.abstractmethod
+    def GetUsage(
+        self,
+        request: _platform_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_platform_pb2.GetUsageReply, _abc.Awaitable[_platform_pb2.GetUsageReply]]:
+        """GPU-hours and CPU-hours that jobs held, by tenant and user."""
 
     @_abc_1.abstractmethod
     def GetStorage(
