@@ -173,7 +173,7 @@ class Pods:
             if not node:
                 return None
             self._folders[job.id] = self._kubelet(node) / "pods" / pods[0]["metadata"]["uid"]
-        return self._volumes(job) / "job"
+        return self._volumes(job) / "job" / "job"
 
     def damage(self, job: Job) -> Iterator[str]:
         folder = self._folders[job.id] / "volumes"
