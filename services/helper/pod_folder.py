@@ -1,7 +1,8 @@
 """The files of a learner in its pod: the same names as in a folder of one machine, on the pod's volumes.
 
-The helper alone can write the control volume and its private one. The learner, which has the same user, can write the
-volumes ``runs`` and ``job`` at any moment: nothing there is trusted, not even the records of its own entry process.
+The helper alone can write the control volume and its private one, and what is in the job's volume beside the learner's
+folder. The learner, which has the same user, can write the volume ``runs`` and that folder at any moment: nothing there
+is trusted, not even the records of its own entry process.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class PodFolder(LearnerFolder):
         super().__init__(root)
         self._learner, self._learner_run = learner, run
         self._plan, self._private = root / Path(layout.PLAN).name, root / Path(layout.PRIVATE).name
+        self._job_volume = root / Path(layout.JOB_VOLUME).name
 
     def path(self, name: str) -> Path:
         if name in _CONTROL:
@@ -70,11 +72,11 @@ class PodFolder(LearnerFolder):
 
     @property
     def staging(self) -> Path:
-        return self.root / JOB_FOLDER / ".fetched"  # a rename works within one volume only
+        return self._job_volume / "fetched"
 
     @property
     def replaced(self) -> Path:
-        return self.root / JOB_FOLDER / ".replaced"
+        return self._job_volume / "replaced"
 
     @property
     def data_versions(self) -> Path:

@@ -24,6 +24,8 @@ from tests.testbed.kubernetes.hostile_pods import (
     friendly_pod,
     friendly_service,
     hostile_pods,
+    leaving_pods,
+    older_pod,
     plan,
 )
 from tests.waiting import until
@@ -178,6 +180,25 @@ async def test_each_hostile_pod_is_refused_by_the_policies_alone(walls: Walls) -
         if "ValidatingAdmissionPolicy 'walls-pods'" not in reason
     ]
     assert let_through == []
+
+
+async def test_folder_outside_of_its_volume_is_refused(walls: Walls) -> None:
+    for hostile in leaving_pods():
+        assert "subPath" in await refusal(walls.admin, hostile.pod(), ALONE), hostile.name
+
+
+async def test_pod_of_the_version_before_is_admitted_and_starts_while_an_upgrade_is_under_way(walls: Walls) -> None:
+    attempt = plan("j01m81m6wwmrnwpzxnhp33a")
+    owner = await walls.guardian.create(collection("ConfigMap", SPACE), objects.owner(attempt, OPTIONS))
+    pod = older_pod(owner["metadata"]["uid"], attempt.job)
+    present = await walls.guardian.create(collection("Pod", SPACE), pod)
+    try:
+        patch = pods.activation(present, attempt.learners[0], OPTIONS, gang=GangMethod.GATES)
+        lifted = await walls.guardian.patch(path_of(pod), patch)
+        assert not lifted["spec"].get("schedulingGates")
+    finally:
+        await walls.guardian.delete(path_of(pod), grace_s=0)
+        await walls.guardian.delete(collection("ConfigMap", SPACE, owner["metadata"]["name"]))
 
 
 async def test_admitted_pod_cannot_be_changed_into_a_hostile_one(walls: Walls) -> None:

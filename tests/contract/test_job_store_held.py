@@ -112,13 +112,13 @@ async def test_a_job_is_read_with_all_that_its_use_is_computed_from(store: JobSt
     assert await all_held(store, 0) == ([replace(expected, released=NOW + 31, ended=True)], 0)
 
 
-async def test_jobs_of_other_tenants_and_deleted_jobs_are_left_out(store: JobStore) -> None:
+async def test_jobs_of_other_tenants_are_left_out_and_deleted_jobs_are_not(store: JobStore) -> None:
     ours, theirs = [await ended(store, at=NOW, tenant=tenant) for tenant in ("acme", "umbrella")]
     deleted = await ended(store, at=NOW)
     await store.replace(deleted, replace(deleted, deleted=NOW))
     held, their_held = [await holding(store, tenant=tenant) for tenant in ("acme", "umbrella")]
-    assert ids((await all_held(store, NOW, tenant="acme"))[0]) == [ours.id]
-    assert ids((await all_held(store, NOW))[0]) == [ours.id, theirs.id]
+    assert ids((await all_held(store, NOW, tenant="acme"))[0]) == [ours.id, deleted.id]
+    assert ids((await all_held(store, NOW))[0]) == [ours.id, theirs.id, deleted.id]
     assert ids((await all_held(store, None, tenant="umbrella"))[0]) == [their_held.id]
     assert ids((await all_held(store, None))[0]) == [held.id, their_held.id]
 

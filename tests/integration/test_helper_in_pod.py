@@ -79,6 +79,20 @@ async def test_learner_in_a_pod_gets_its_code_trains_and_its_results_are_stored(
     assert intake.last.exit.code == 0
 
 
+async def test_links_of_an_image_in_the_learners_folder_do_not_lead_what_is_fetched_elsewhere(
+    intake: Intake, pod: Pod
+) -> None:
+    elsewhere = pod.root / "control" / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("fetched", ".fetched", "replaced", ".replaced", "model-code"):
+        (pod.root / "job" / name).symlink_to(elsewhere)
+    pod.plan("sh train.sh", code_digest=await _upload_code(intake, train_sh="echo training"))
+    pod.start()
+    assert await pod.until_entry_ended() == 0, pod.log
+    assert intake.text() == ["training"]
+    assert list(elsewhere.iterdir()) == []
+
+
 async def test_training_code_in_a_pod_reports_metrics_with_the_sdk(intake: Intake, pod: Pod) -> None:
     pod.plan("python3 -c 'import weft; weft.report(step=1, loss=0.5)'")
     pod.start()

@@ -46,6 +46,7 @@ class Pod:
         folders = (layout.PLAN, layout.TOKEN, layout.PRIVATE, layout.CONTROL, layout.RUNS, layout.JOB, layout.RESULTS)
         for path in folders:
             (self.root / Path(path).name).mkdir()
+        (self.root / Path(layout.JOB_VOLUME).name).symlink_to(".")  # of which the folder ``job`` is the learner's
         (self.root / "plan" / layout.ADDRESSES_FILE).write_text(json.dumps({"metrics": metrics}))
 
     def plan(self, command: str, **changes: Any) -> None:

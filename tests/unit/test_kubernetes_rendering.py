@@ -130,6 +130,19 @@ def test_tokens_are_in_the_secret_only_and_a_pod_mounts_its_own() -> None:
         assert mounted == {"control", "runs", "entry", "job", "tmp", "shm"}
 
 
+def test_learner_has_one_folder_of_the_jobs_volume_and_its_helper_has_it_at_the_same_path_and_all_of_it() -> None:
+    attempt = plan()
+    spec = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)["spec"]
+    (helper,), (learner,) = (
+        [[mount for mount in container["volumeMounts"] if mount["name"] == "job"] for container in spec[kind]]
+        for kind in ("initContainers", "containers")
+    )
+    folder = {"name": "job", "mountPath": "/weft/job", "subPath": "job"}
+    assert learner == [folder]
+    # The kubelet makes a container's folders before it starts it, and the helper's container before the learner's.
+    assert helper == [folder, {"name": "job", "mountPath": "/weft/job-volume"}]
+
+
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_every_pod_is_restricted_inert_and_guaranteed_its_resources(gpus: int) -> None:
     attempt = plan(gpus=gpus)

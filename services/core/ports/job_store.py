@@ -229,7 +229,7 @@ class JobStore(Protocol):
     async def held(
         self, *, released_since: int | None, tenant: str | None, after: tuple[int, str] | None = None, limit: int = 500
     ) -> HeldPage:
-        """Returns a page of jobs that hold or held hardware, from an index and without deleted jobs.
+        """Returns a page of jobs that hold or held hardware, deleted ones as well, from an index.
 
         ``released_since``: jobs that do not hold hardware now and have given it back last at this time (Unix ms) or
         later, in the order of (``released``, id); None: jobs that hold hardware now, in the order of their ids.

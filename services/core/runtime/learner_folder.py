@@ -184,7 +184,7 @@ class LearnerFolder:
 
     @property
     def staging(self) -> Path:
-        """Where the helper makes what it hands over to the learner by a rename."""
+        """Where the helper makes what it hands over to the learner by a rename: beside ``JOB_FOLDER``."""
         return self.root / "fetched"
 
     @property

@@ -31,7 +31,14 @@ ENTRY: Final = "/weft/entry"
 """Read-only, for the learner: ``ENTRY_FILE``."""
 ENTRY_FILE: Final = "entry.sh"
 JOB: Final = "/weft/job"
-"""JOB_STATE_DIR: the learner's own folders, named as on one machine (``learner_folder.JOB_FOLDERS``)."""
+"""JOB_STATE_DIR: the learner's own folders, named as on one machine (``learner_folder.JOB_FOLDERS``).
+
+It is a folder of its volume, in both containers. The kubelet makes it before the helper starts.
+"""
+JOB_VOLUME: Final = "/weft/job-volume"
+"""All of that volume, for the helper alone: what it fetches is made beside the learner's folder, and handed over by a
+rename, which works within one mount only.
+"""
 TEMPORARY: Final = ("/tmp", "/var/tmp")  # noqa: S108 - the container's own
 """For temporary files of the learner, on one volume. Beside its volumes the learner's container is read-only."""
 VOLUMES: Final = "/weft/volumes"

@@ -165,7 +165,7 @@ def _empty_staging(staging: Path) -> Path:
 
 def _hand_over(staging: Path, folder: LearnerFolder) -> None:
     """Moves each folder of ``staging`` into the learner's ``job/``."""
-    job = open_folder(folder.root, (JOB_FOLDER,))
+    job = open_folder(staging.parent, (JOB_FOLDER,))  # in a pod by the mount that both are in
     try:
         for made in sorted(staging.iterdir()):
             _clear_name(job, made.name, folder.replaced)

@@ -62,6 +62,21 @@ def files_of_the_helper_are_read() -> None:
             breach(f"{place} has {sorted(os.listdir(place))}")
 
 
+def image_puts_links_where_its_helper_fetches() -> None:
+    """Runs in an image whose sh, before the gang starts, puts links to the control volume in the places of folders in
+    which its helper fetches."""
+    place = folder("JOB_STATE_DIR")
+    if not (place / "began-in-time").exists():
+        breach("the image's sh has begun after its helper had fetched: the attack is wrong")
+    say(f"names in its folder: {sorted(os.listdir(place))}")
+    for name in sorted(os.listdir(place)):
+        if name.startswith("taken-"):
+            breach(f"its helper has made {name.partition('-')[2]} within its reach")
+    for name in ("model-code", "data", "checkpoints"):
+        if (CONTROL / name).exists():
+            breach(f"its helper has written {name} into the control volume")
+
+
 def api_server_is_used() -> None:
     """Reads objects from the API server, creates and removes pods, with forged credentials and without."""
     known = intel()

@@ -50,6 +50,9 @@ _OWN_VOLUMES: Final = frozenset({"job", "runs", "tmp", "shm"})
 _TASKS: Final = "run/containerd/io.containerd.runtime.v2.task/k8s.io"
 _CONTAINER_ID: Final = re.compile(r"[0-9a-f]{64}")
 _KUBELET_PORT: Final = 10250
+OWN_SHELL_IMAGE: Final = "testbed.invalid/own-shell:1"
+"""An image of the attacker's own: the helper's, with another /bin/sh."""
+_OWN_SHELL: Final = Path(__file__).parents[1] / "attacks" / "own_shell.sh"
 METADATA: Final = "169.254.169.254"
 """The address of clouds' metadata services; here a server of the test that records who asks."""
 
@@ -173,7 +176,7 @@ class Pods:
             if not node:
                 return None
             self._folders[job.id] = self._kubelet(node) / "pods" / pods[0]["metadata"]["uid"]
-        return self._volumes(job) / "job"
+        return self._volumes(job) / "job" / "job"
 
     def damage(self, job: Job) -> Iterator[str]:
         folder = self._folders[job.id] / "volumes"
@@ -297,6 +300,7 @@ def running_pods(settings: Mapping[str, str], say: Say) -> Generator[tuple[Platf
     with ExitStack() as stack:
         kubernetes = stack.enter_context(cluster(nodes=_NODES, say=say))
         image = load_helper_image(kubernetes, say)
+        load_helper_image(kubernetes, say, name=OWN_SHELL_IMAGE, shell=_OWN_SHELL)
         options = replace(
             OPTIONS, helper_image=image, scratch=_SCRATCH, installation=_NAME, namespace_prefix=f"{_NAME}-"
         )

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tests.hostile.arena import Arena
 from tests.hostile.attacks import pods
-from tests.hostile.clusters.pods import METADATA, Pods, lets_pass
+from tests.hostile.clusters.pods import METADATA, OWN_SHELL_IMAGE, Pods, lets_pass
 from tests.hostile.trick import Trick, described, of_learner
 from tests.waiting import eventually
 from weft._job import Job
@@ -79,6 +79,7 @@ def _forgery(attack: Callable[[], None]) -> Trick:
 TRICKS: Final[tuple[Trick, ...]] = (
     _trick(pods.control_volume_is_written),
     _trick(pods.files_of_the_helper_are_read),
+    _trick(pods.image_puts_links_where_its_helper_fetches, spec={"image": OWN_SHELL_IMAGE}),
     _trick(pods.api_server_is_used, check=_reaches("api_servers")),
     _trick(pods.kubelets_are_used, check=_reaches("kubelets")),
     _trick(pods.machines_are_scanned),

@@ -22,18 +22,20 @@ from typing import Any, Final
 from scripts.images import ROOT, Image, copy_tracked, wheels
 from tests.testbed.built import built
 from tests.testbed.docker.base import base_archive
-from tests.testbed.kubernetes.images import write_image
+from tests.testbed.kubernetes.images import layer_of, write_image
 
 _PLACE: Final = "opt/weft"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def write_helper_image(archive: Path, say: Callable[[str], None]) -> str:
-    """Writes the archive; returns the image's name."""
+def write_helper_image(archive: Path, say: Callable[[str], None], *, name: str = "", shell: Path | None = None) -> str:
+    """Writes the archive; returns the image's name, or ``name``. ``shell``: a script in the place of its /bin/sh."""
     image = Image.read(ROOT / "images" / "helper")
     dockerfile = (image.folder / "Dockerfile").read_text()
-    name = f"testbed.invalid/{image.name}"
+    name = name or f"testbed.invalid/{image.name}"
     layers = [base_archive(say).read_bytes(), _packages(image).read_bytes(), _modules(image, left_out(dockerfile))]
+    if shell is not None:
+        layers.append(layer_of("usr/bin/sh", shell.read_bytes()))
     write_image(archive, name, layers, config=image_config(dockerfile))
     return name
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from services.core.adapters.kubernetes import objects, pods
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.plan import AttemptPlan, Input, Output
+from services.core.runtime import pod_layout
 from services.core.strategies.registry import with_variables
 from tests.documents import a_learner, a_plan
 from tests.testbed.kubernetes.options import OPTIONS as SMALL
@@ -102,6 +103,32 @@ def friendly_pod(owner_uid: str = _UID) -> Pod:
     return pods.pod(attempt, attempt.learners[0], OPTIONS, owner_uid, gang=GangMethod.GATES)
 
 
+def older_pod(owner_uid: str = _UID, job: str = _JOB) -> Pod:
+    """As the version before renders it: the learner has the whole volume in which its helper fetches."""
+    attempt = plan(job)
+    document = pods.pod(attempt, attempt.learners[0], OPTIONS, owner_uid, gang=GangMethod.GATES)
+    for container in (*document["spec"]["initContainers"], *document["spec"]["containers"]):
+        mounts = [mount for mount in container["volumeMounts"] if mount["mountPath"] != pod_layout.JOB_VOLUME]
+        container["volumeMounts"] = [
+            {name: value for name, value in mount.items() if name != "subPath"} for mount in mounts
+        ]
+    return document
+
+
+def leaving_pods() -> list[Hostile]:
+    """Those whose folder would be outside of its volume: the API server itself refuses them, before any policy."""
+    return [
+        Hostile(
+            f"{container}.volumeMounts.{index}",
+            {"name": "job", "mountPath": "/weft/job", field: place},
+            f"spec.{kind}[{container}].volumeMounts",
+        )
+        for container, kind, index in (("learner", "containers", 3), ("helper", "initContainers", 5))
+        for field in ("subPath", "subPathExpr")
+        for place in ("..", "../private", "job/..", "/job", "/")
+    ]
+
+
 def friendly_service() -> Pod:
     """The gang's headless Service."""
     return objects.service(plan(), OPTIONS)
@@ -161,11 +188,23 @@ _CONTAINER: Final[Mapping[str, tuple[object, ...]]] = {
     "resources": ({"requests": {"cpu": "1", "memory": "1Gi"}}, {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}}),
     "resources.requests": ({"cpu": "1m", "memory": "1Mi"},),
     "volumeMounts.0.mountPropagation": ("HostToContainer",),
-    "volumeMounts.0.subPath": ("..data",),
+    "volumeMounts.0.subPath": ("..data", "job"),
+    "volumeMounts.0.subPathExpr": ("job", "$(WEFT_POD_LEARNER)"),
     "volumeMounts.0.mountPath": ("/etc",),
     "args": (["--trust"],),
 }
 """Of both containers. ``shm`` stands for no volume of the helper."""
+
+_JOB_FOLDER: Final = (
+    {"name": "job", "mountPath": "/weft/job"},
+    {"name": "job", "mountPath": "/weft/job", "subPathExpr": "job"},
+    *(
+        {"name": "job", "mountPath": "/weft/job", "subPath": place}
+        for place in (".", "fetched", "job/results", "job/.")
+    ),
+    *({"name": name, "mountPath": "/weft/job", "subPath": "job"} for name in ("runs", "tmp", "private", "results")),
+)
+"""In place of the learner's folder, in either container."""
 
 _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
     "resources": tuple(
@@ -189,10 +228,16 @@ _LEARNER: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "results", "mountPath": "/weft/results", "readOnly": True},
         {"name": "results", "mountPath": "/weft/volumes/kept"},
         {"name": "results", "mountPath": "/usr", "readOnly": True},
+        {"name": "job", "mountPath": "/weft/job-volume"},
+        {"name": "job", "mountPath": "/weft/job-volume", "readOnly": True},
+        {"name": "job", "mountPath": "/weft/job-volume", "subPath": "job"},
     ),
     "volumeMounts.0": ({"name": "control", "mountPath": "/weft/control"},),
+    "volumeMounts.1.subPath": ("1", "job"),
     "volumeMounts.2": ({"name": "entry", "mountPath": "/weft/entry"},),
+    "volumeMounts.3": _JOB_FOLDER,
     "volumeMounts.6": (
+        {"name": "data-0", "mountPath": "/weft/volumes/mine", "readOnly": True, "subPath": "job"},
         {"name": "data-0", "mountPath": "/weft/volumes/mine"},
         {"name": "data-0", "mountPath": "/lib", "readOnly": True},
     ),
@@ -220,6 +265,13 @@ _HELPER: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "results", "mountPath": "/usr", "readOnly": True},
     ),
     "volumeMounts.4": ({"name": "runs", "mountPath": "/weft/runs"},),
+    "volumeMounts.5": _JOB_FOLDER,
+    "volumeMounts.6": (
+        {"name": "job", "mountPath": "/weft/job-volume", "subPath": "job"},
+        {"name": "job", "mountPath": "/weft/job-volume", "subPathExpr": "job"},
+        {"name": "runs", "mountPath": "/weft/job-volume"},
+        {"name": "private", "mountPath": "/weft/job-volume"},
+    ),
     "volumeMounts.1": ({"name": "token", "mountPath": "/weft/job/token", "readOnly": True},),
 }
 

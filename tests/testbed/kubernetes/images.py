@@ -96,6 +96,14 @@ def write_image(archive: Path, name: str, layers: Sequence[bytes], *, config: Ma
             _add_file(tar, path, content, 0o644)
 
 
+def layer_of(path: str, program: bytes) -> bytes:
+    """A layer with one program, which takes the place of that of the layers below."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        _add_file(tar, path, program, 0o755)
+    return buffer.getvalue()
+
+
 def _busybox_layer() -> bytes:
     binary = shutil.which("busybox")
     if binary is None or _needs_libraries(Path(binary).read_bytes()):

@@ -20,10 +20,15 @@ KINDS: Final = "pods,configmaps,secrets,services,networkpolicies,podgroups.sched
 """Of which a job has objects."""
 
 
-def load_helper_image(cluster: Cluster, say: Callable[[str], None]) -> str:
-    """Makes the image of images/helper and gives it to each node. Returns its name. Learners run in it too."""
+def load_helper_image(
+    cluster: Cluster, say: Callable[[str], None], *, name: str = "", shell: Path | None = None
+) -> str:
+    """Makes the image of images/helper and gives it to each node. Returns its name. Learners run in it too.
+
+    ``name``, ``shell``: as of ``write_helper_image``.
+    """
     archive = cluster.folder / "images" / "weft-helper.tar"
-    name = write_helper_image(archive, say)
+    name = write_helper_image(archive, say, name=name, shell=shell)
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda node: node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}"), cluster.nodes))
     archive.unlink()

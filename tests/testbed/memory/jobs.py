@@ -29,7 +29,7 @@ from services.core.ports.job_store import (
     job_or_unreadable,
 )
 
-_HELD_PATHS: Final = (*HELD_PATHS, "attempt.number", "deleted")
+_HELD_PATHS: Final = (*HELD_PATHS, "attempt.number")
 
 
 class MemoryJobStore:
@@ -134,7 +134,7 @@ class MemoryJobStore:
                 chosen = values["attempt.number"] and released is None
             else:
                 chosen = isinstance(released, int | float) and released >= released_since
-            if chosen and values["deleted"] is None and tenant in {None, values["tenant"]}:
+            if chosen and tenant in {None, values["tenant"]}:
                 places.append((released or 0, job_id, values))
         page = sorted(place for place in places if place[:2] > first)[:limit]
         return held_page(page, after=first, limit=limit)

@@ -28,7 +28,7 @@ def usage_command(call: Call, since: datetime | None, until: datetime | None, te
     """Show GPU-hours and CPU-hours by tenant and user.
 
     They count from the admission of a job until all of its hardware is given back, over all its attempts: held, not
-    used. A job that still runs counts until now; half a GPU counts as 0.5; deleted jobs do not count. A window has at
+    used. A job that still runs counts until now; half a GPU counts as 0.5; deleted jobs count, too. A window has at
     most 366 days.
     """
     from weft._cli.commands.cluster import everyone

@@ -17,28 +17,30 @@ from services.core.adapters.kubernetes.options import GangMethod, KubernetesOpti
 from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import AdmissionDenied
 from services.core.runtime import pod_layout as layout
+from services.core.runtime.learner_folder import JOB_FOLDER
 
 Rule = Callable[[Any], bool]
-_Mounts = Mapping[str, tuple[tuple[str, ...], bool]]
-"""Volume -> (its paths, whether it is read-only)."""
-_HELPER_MOUNTS: Final[_Mounts] = {
-    "plan": ((layout.PLAN,), True),
-    "token": ((layout.TOKEN,), True),
-    "private": ((layout.PRIVATE,), False),
-    "control": ((layout.CONTROL,), False),
-    "runs": ((layout.RUNS,), True),
-    "job": ((layout.JOB,), False),
-    "helper-tmp": (("/tmp",), False),  # noqa: S108 - the container's own
-    layout.RESULTS_VOLUME: ((layout.RESULTS,), False),
-}
-_LEARNER_MOUNTS: Final[_Mounts] = {
-    "control": ((layout.CONTROL,), True),
-    "runs": ((layout.RUNS,), False),
-    "entry": ((layout.ENTRY,), True),
-    "job": ((layout.JOB,), False),
-    "tmp": (layout.TEMPORARY, False),
-    "shm": (("/dev/shm",), False),  # noqa: S108 - as above
-}
+_Mounts = Sequence[Mapping[str, Any]]
+_LEARNERS_FOLDER: Final = {"name": "job", "mountPath": layout.JOB, "subPath": JOB_FOLDER}
+_HELPER_MOUNTS: Final[_Mounts] = (
+    {"name": "plan", "mountPath": layout.PLAN, "readOnly": True},
+    {"name": "token", "mountPath": layout.TOKEN, "readOnly": True},
+    {"name": "private", "mountPath": layout.PRIVATE},
+    {"name": "control", "mountPath": layout.CONTROL},
+    {"name": "runs", "mountPath": layout.RUNS, "readOnly": True},
+    _LEARNERS_FOLDER,
+    {"name": "job", "mountPath": layout.JOB_VOLUME},
+    {"name": "helper-tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's own
+    {"name": layout.RESULTS_VOLUME, "mountPath": layout.RESULTS},
+)
+_LEARNER_MOUNTS: Final[_Mounts] = (
+    {"name": "control", "mountPath": layout.CONTROL, "readOnly": True},
+    {"name": "runs", "mountPath": layout.RUNS},
+    {"name": "entry", "mountPath": layout.ENTRY, "readOnly": True},
+    _LEARNERS_FOLDER,
+    *({"name": "tmp", "mountPath": place} for place in layout.TEMPORARY),
+    {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - as above
+)
 _DATA: Final = re.compile(r"data-\d{1,4}")
 """Volumes of data stores."""
 _SCRATCH: Final = ("private", "control", "runs", "job", "tmp", "helper-tmp")
@@ -281,9 +283,7 @@ def _is_mounted(mount: Mapping[str, Any], allowed: _Mounts) -> bool:
     name, place = str(mount.get("name")), str(mount.get("mountPath", ""))
     if _DATA.fullmatch(name) or (name == layout.RESULTS_VOLUME and place.startswith(f"{layout.VOLUMES}/")):
         return place.startswith(f"{layout.VOLUMES}/") and mount == {**mount, "readOnly": True} and len(mount) == 3
-    paths, read_only = allowed.get(str(mount.get("name")), ((), False))
-    wanted = {"name": mount.get("name")} | ({"readOnly": True} if read_only else {})
-    return any(mount == {**wanted, "mountPath": path} for path in paths)
+    return mount in allowed
 
 
 def _is_bounded(resources: Mapping[str, Any], known: set[str]) -> bool:

@@ -21,7 +21,7 @@ from services.core.adapters.kubernetes.pod_rules import is_allowed_image, pull_s
 from services.core.domain.errors import InvalidRequest
 from services.core.domain.plan import AttemptPlan, ClusterValues, Folder, LearnerPlan, fill
 from services.core.runtime import pod_layout as layout
-from services.core.runtime.learner_folder import JOB_FOLDERS
+from services.core.runtime.learner_folder import JOB_FOLDER, JOB_FOLDERS
 
 Document = dict[str, Any]
 _SECONDS_TO_END: Final = 10
@@ -206,7 +206,8 @@ def _helper(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions)
             _mount("private", layout.PRIVATE),
             _mount("control", layout.CONTROL),
             _mount("runs", layout.RUNS, read_only=True),
-            _mount("job", layout.JOB),
+            _learners_folder(),
+            _mount("job", layout.JOB_VOLUME),
             _mount("helper-tmp", "/tmp"),  # noqa: S108 - the container's own
             *_claim_mounts(plan),
             *([_mount(layout.RESULTS_VOLUME, layout.RESULTS)] if plan.output is not None else []),
@@ -223,7 +224,7 @@ def _learner(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
         _mount("control", layout.CONTROL, read_only=True),
         _mount("runs", layout.RUNS),
         _mount("entry", layout.ENTRY, read_only=True),
-        _mount("job", layout.JOB),
+        _learners_folder(),
         *(_mount("tmp", place) for place in layout.TEMPORARY),
         *_claim_mounts(plan),
     ]
@@ -330,6 +331,11 @@ def lost_node_tolerations() -> list[Document]:
 
 def _mount(volume: str, path: str, *, read_only: bool = False) -> Document:
     return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
+
+
+def _learners_folder() -> Document:
+    """In both containers: the kubelet then makes the folder with the helper's, which runs before the learner's."""
+    return {**_mount("job", layout.JOB), "subPath": JOB_FOLDER}
 
 
 def _cpus(cpus: float) -> str:

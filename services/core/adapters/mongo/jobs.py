@@ -69,7 +69,7 @@ _INDEXES: Final = (
     IndexModel([("job.tenant", 1), ("job.code_digest", 1), ("job.erased", 1)], name="code"),
     IndexModel([("job.erased", 1), ("job.deleted", 1), ("_id", 1)], name="to_erase"),
     IndexModel([("changed", 1), ("_id", 1), ("rev", 1)], name="changed"),
-    IndexModel([("job.released", 1), ("_id", 1), ("job.tenant", 1), ("job.deleted", 1)], name="released"),
+    IndexModel([("job.released", 1), ("_id", 1), ("job.tenant", 1)], name="released"),
 )
 _HISTORY_INDEX: Final = IndexModel([("job", 1), ("seq", 1)], name="job_seq", unique=True)
 _HOLDING: Final[Mapping[str, Any]] = {"job.attempt.number": {"$gt": 0}, "job.released": None}
@@ -243,12 +243,14 @@ class MongoJobStore:
     async def held(
         self, *, released_since: int | None, tenant: str | None, after: tuple[int, str] | None = None, limit: int = 500
     ) -> HeldPage:
-        visible: Document = {"job.deleted": None} if tenant is None else {"job.deleted": None, "job.tenant": tenant}
+        visible: Document = {} if tenant is None else {"job.tenant": tenant}
         order = _RELEASE_ORDER
         if released_since is None:
             order = [("_id", ASCENDING)]
             last = "" if after is None else after[1]
-            where: Document = {"$and": [*_where(JobQuery(holding=True, tenant=tenant)), {"_id": {"$gt": last}}]}
+            where: Document = {
+                "$and": [*_where(JobQuery(holding=True, tenant=tenant, deleted=True)), {"_id": {"$gt": last}}]
+            }
         elif after is None:
             where = {**visible, "job.released": {"$gte": released_since, "$lte": MAX_TIME_MS}}
         else:

@@ -75,7 +75,7 @@ TABLES: Final[Sequence[str | AddedColumn]] = (
     "CREATE INDEX IF NOT EXISTS jobs_to_erase ON jobs(to_erase, id)",
     "CREATE INDEX IF NOT EXISTS jobs_stopped ON jobs(stopped, id)",
     # With the tenant at its end: the rows of other tenants are not read.
-    "CREATE INDEX IF NOT EXISTS jobs_released ON jobs(released, id, tenant, deleted)",
+    "CREATE INDEX IF NOT EXISTS jobs_released ON jobs(released, id, tenant)",
     "DROP INDEX IF EXISTS jobs_holding",
     "DROP INDEX IF EXISTS jobs_untrimmed",
     """CREATE TABLE IF NOT EXISTS history(
@@ -178,7 +178,7 @@ def held(
         where, values = "released <= ? AND (released, id) > (?, ?)", (MAX_TIME_MS, *(after or (released_since, "")))
     if tenant is not None:
         where, values = f"{where} AND tenant = ?", (*values, tenant)
-    select = f"SELECT {place}, id, {_HELD_VALUES} FROM jobs INDEXED BY {index} WHERE {where} AND deleted = 0"  # noqa: S608 - our text
+    select = f"SELECT {place}, id, {_HELD_VALUES} FROM jobs INDEXED BY {index} WHERE {where}"  # noqa: S608 - our text
     return f"{select} ORDER BY {order} LIMIT ?", (*values, limit)
 
 
