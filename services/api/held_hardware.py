@@ -4,7 +4,8 @@ Only jobs of the window are read: those that hold hardware, and those that have 
 from an index and a few fields of each. So the cost depends on the jobs since then, not on all that the store keeps.
 
 It is no snapshot: jobs begin and end while pages are read. The jobs that gave hardware back are read first, then those
-that hold some, then those that gave it back meanwhile; so none is missed, and those that may come twice are remembered.
+that hold some, then those that gave it back meanwhile. So none is missed, and none is counted twice: ids that may come
+again are kept.
 """
 
 from __future__ import annotations

@@ -320,7 +320,7 @@ class Platform(Backups):
         place = _home(home)
         if not place.addresses_file.exists():
             where = "docker compose exec lcm weft conformance"
-            raise Unavailable(f"there is no installation in {place.root}: it runs where the lcm runs, as in `{where}`")
+            raise Unavailable(f"there is no installation in {place.root}; run it where the lcm runs: `{where}`")
         settings = Settings(home=place.root)
         url = f"http://{place.address('api')}".replace("//0.0.0.0:", "//127.0.0.1:")
         subject = Subject(settings, url, _needed_key(place), within_s, step_down=step_down)

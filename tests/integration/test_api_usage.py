@@ -143,7 +143,7 @@ async def test_a_wrong_window_is_refused_with_what_to_do(api: Api, params: dict[
 
 
 async def test_deleted_jobs_count_and_damaged_ones_are_reported(api: Api) -> None:
-    """Whoever deleted a job lowered the GPU-hours of the month."""
+    """A user who deleted a job lowered the GPU-hours of the month."""
     job = await held(api, 1, ago=2)
     await api.store.replace(job, removed(job, actor="user:ada", now=now_ms()))
     damaged = await held(api, 1, ago=2, user="grace")

@@ -14,7 +14,7 @@ INTERRUPTED = 130
 MACHINE = frozenset({"json", "yaml"})
 """The forms of output that programs read."""
 _OPTIONS_ELSEWHERE = {"--detach": "--no-follow", "--background": "--no-follow"}
-"""Options of docker, sbatch and others -> ours of another spelling."""
+"""Options of docker, sbatch and others -> the option of Weft that does the same."""
 _KEY = "`weft login URL` signs in with another key; on the platform's machine `weft up --home DIR` writes its key anew."
 
 
@@ -65,7 +65,7 @@ def _usage_text(failure: click.UsageError) -> str:
 
 
 def _same_option(failure: click.NoSuchOption) -> str:
-    """The option of the command that other programs call so; empty: it has none."""
+    """The option of this command that other programs call by the given name; empty: there is none."""
     option = _OPTIONS_ELSEWHERE.get(failure.option_name, "")
     params = failure.ctx.command.params if failure.ctx else ()
     return option if any(option in {*param.opts, *param.secondary_opts} for param in params) else ""

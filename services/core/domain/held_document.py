@@ -59,6 +59,13 @@ def read_held_job(job_id: str, values: Mapping[str, Any]) -> HeldJob | None:
         return None
 
 
+def value_at(document: object, path: str) -> Any:
+    """Returns the value at a path of a document, such as ``state.status``; None where there is none."""
+    for name in path.split("."):
+        document = document.get(name) if isinstance(document, Mapping) else None
+    return document
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("expected a text")

@@ -326,9 +326,9 @@ class Restoring:
 
     def __init__(self, stores: Stores, key: BackupKey, head: dict[str, Any], *, halted: bool) -> None:
         self._stores, self._key, self._halt = stores, key, halted
-        created = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(int(head.get("created", 0)) / 1000))
-        self._message = f"from the backup of {created}"
         self._saved = int(head.get("created", 0))
+        created = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self._saved / 1000))
+        self._message = f"from the backup of {created}"
         self._now = time.time_ns() // 1_000_000
         self.queued: list[str] = []
         """Ids of jobs that are queued, and run after the start."""

@@ -10,13 +10,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
 from typing import Any, Final
 
 from services.core.domain.codec import dump
 from services.core.domain.document import read_job
 from services.core.domain.errors import Duplicate, NotFound, Quarantined, StaleRevision
-from services.core.domain.held_document import HELD_PATHS
+from services.core.domain.held_document import HELD_PATHS, value_at
 from services.core.domain.job import Event, Job, check_replace
 from services.core.domain.status import Status
 from services.core.ports.job_store import (
@@ -182,7 +181,7 @@ class MemoryJobStore:
             document: Any = dump(stored) if isinstance(stored, Job) else json.loads(stored)
         except ValueError:
             document = None
-        return {path: reduce(_part, path.split("."), document) for path in _HELD_PATHS}
+        return {path: value_at(document, path) for path in _HELD_PATHS}
 
     def _read_or_unreadable(self, job_id: str) -> Job | Unreadable:
         stored = self._jobs[job_id]
@@ -203,10 +202,6 @@ def _read(job_id: str, stored: Job | str) -> Job:
     except (ValueError, RecursionError) as error:
         raise Quarantined(f"the document of job {job_id} is not JSON: {error}") from error
     return read_job(job_id, document)
-
-
-def _part(document: Any, name: str) -> Any:
-    return document.get(name) if isinstance(document, Mapping) else None
 
 
 def _by_deletion(job: Job) -> tuple[int, str]:

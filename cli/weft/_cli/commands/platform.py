@@ -335,7 +335,7 @@ def doctor_command(call: Call, home: str | None) -> None:
 def conformance_command(call: Call, home: str | None, skip: tuple[str, ...], within: float, step_down: bool) -> None:
     """Try an installation of containers or pods: what passes, what fails, what to do.
 
-    It runs where the lcm runs: `docker compose exec lcm weft conformance`, or
+    Run it where the lcm runs: `docker compose exec lcm weft conformance`, or
     `kubectl exec deployment/weft-lcm --container lcm -- weft conformance`.
     """
     from weft._cli.homes import chosen_home

@@ -35,7 +35,7 @@ from services.core.domain.errors import (
     Unavailable,
     WeftError,
 )
-from services.core.domain.held_document import HELD_PATHS
+from services.core.domain.held_document import HELD_PATHS, value_at
 from services.core.domain.job import PLATFORM, SCHEMA, Event, Job, check_replace
 from services.core.domain.status import RESTING, Desired, Status
 from services.core.ports.job_store import (
@@ -260,7 +260,7 @@ class MongoJobStore:
             page = await self._jobs.collection.find(where, _HELD).sort(order).limit(limit).to_list()
         documents: list[tuple[int, str, Mapping[str, Any]]] = []
         for entry in page:
-            values = {path: _at(entry.get("job"), path) for path in HELD_PATHS}
+            values = {path: value_at(entry.get("job"), path) for path in HELD_PATHS}
             documents.append((0 if released_since is None else values["released"], str(entry["_id"]), values))
         return held_page(documents, after=after or (released_since or 0, ""), limit=limit)
 
@@ -347,13 +347,6 @@ def _after_change(changed: int, job_id: str | None = None) -> Document:
     """Filters documents that were written after a time; with ``job_id`` also those of that time beyond this id."""
     later: Document = {"changed": {"$gt": changed}}
     return later if job_id is None else {"$or": [{"changed": changed, "_id": {"$gt": job_id}}, later]}
-
-
-def _at(document: object, path: str) -> Any:
-    """The value at a path of a document; None where there is none."""
-    for name in path.split("."):
-        document = document.get(name) if isinstance(document, Mapping) else None
-    return document
 
 
 def _time(document: Mapping[str, Any]) -> int:
