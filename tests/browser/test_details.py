@@ -75,6 +75,65 @@ def test_an_administrator_sees_which_gpus_are_free_and_the_jobs_of_all_tenants(
     holds.kill()
 
 
+KEEP_STREAM = """
+const send = window.fetch;
+window.__stream = "";
+window.fetch = async (request, ...rest) => {
+  const answer = await send(request, ...rest);
+  if (!/v1.stream/.test(request.url ?? request)) return answer;
+  const text = new TextDecoder();
+  const transform = (bytes, readable) => {
+    window.__stream += text.decode(bytes, {stream: true});
+    readable.enqueue(bytes);
+  };
+  return new Response(answer.body.pipeThrough(new TransformStream({transform})), answer);
+};"""
+"""What the live stream has brought."""
+
+
+@pytest.mark.parametrize("stream_begins", ["before the changes", "after them"])
+def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
+    open_visit: Open, submit: Submit, stream_begins: str
+) -> None:
+    """A job that was killed meanwhile stayed queued on the screen until the page was loaded anew."""
+    killed = submit(UNTIL_END, name="killed-meanwhile", learners=20)
+    visited = open_visit()
+    page = visited.page
+    visited.context.add_init_script(KEEP_STREAM)
+    lists, streams = list[Route](), list[Route]()
+    page.route("**/v1/jobs?*", lambda route: lists.append(route))  # noqa: PLW0108 - it is marked
+    if stream_begins == "after them":
+        page.route("**/v1/stream?*", lambda route: streams.append(route))  # noqa: PLW0108 - it is marked
+    visited.open("/ui/jobs")
+    eventually(lambda: page.evaluate("true") and lists)  # routes are called while the page is asked for something
+    answers = [(route, route.fetch()) for route in lists]
+
+    def stream_has(text: str) -> None:
+        eventually(lambda: page.evaluate("text => window.__stream.includes(text)", text))
+
+    if stream_begins == "before the changes":
+        stream_has("event: ready")
+    killed.kill()
+    new = submit(UNTIL_END, name="new-meanwhile", learners=20)
+    eventually(lambda: killed.refresh().status == "KILLED")
+    if stream_begins == "after them":
+        page.unroute("**/v1/stream?*")
+        for route in streams:
+            route.continue_()
+        stream_has("event: ready")
+    else:
+        stream_has('"KILLED"')
+        stream_has("new-meanwhile")
+    for route, answer in answers:
+        route.fulfill(response=answer)
+    page.unroute("**/v1/jobs?*")
+    for route in lists[len(answers) :]:
+        route.continue_()
+    expect(page.locator(".tr.data", has_text="killed-meanwhile").first).to_contain_text("killed")
+    expect(page.locator(".tr.data", has_text="new-meanwhile").first).to_contain_text("queued")
+    new.kill()
+
+
 def test_the_address_of_an_administrators_list_shows_a_user_the_own_tenant(
     browser: Browser, weft_up: Platform, other_key: str
 ) -> None:

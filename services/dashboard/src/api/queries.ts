@@ -1,10 +1,17 @@
 // What the screens read, as queries with their keys. Live events change the cached answers (jobs/list.ts, job/live.ts).
-import { infiniteQueryOptions, keepPreviousData, queryOptions, replaceEqualDeep } from "@tanstack/react-query";
-import { type Pages, withNewer } from "../jobs/list.ts";
+import { infiniteQueryOptions, keepPreviousData, type QueryClient, type QueryKey, queryOptions, replaceEqualDeep } from "@tanstack/react-query";
+import type { Pages } from "../jobs/list.ts";
 import { client, dataOf, type Schemas } from "./client.ts";
 import type { Job, JobEvent } from "./types.ts";
 
 export const PAGE_SIZE = 100;
+
+/** Has answers read again, also a first one that is on its way: `invalidateQueries` leaves that as it is. */
+export async function readAgain(queries: QueryClient, queryKey: QueryKey): Promise<void> {
+  const first = queries.getQueryCache().findAll({ queryKey, fetchStatus: "fetching", predicate: (query) => query.state.data === undefined });
+  await Promise.allSettled(first.map((query) => query.promise));
+  await queries.invalidateQueries({ queryKey });
+}
 
 export interface JobsFilter {
   q: string;
@@ -16,7 +23,8 @@ export interface JobsFilter {
 
 export const jobsKey = (filter: JobsFilter) => ["jobs", filter.q, filter.metrics.join(), filter.order, filter.tenant] as const;
 
-export const jobsQuery = (filter: JobsFilter) =>
+/** `current`: the pages with what has changed since the server made the answer. */
+export const jobsQuery = (filter: JobsFilter, current: (pages: Pages) => Pages) =>
   infiniteQueryOptions({
     queryKey: jobsKey(filter),
     queryFn: async ({ pageParam, signal }) =>
@@ -39,7 +47,7 @@ export const jobsQuery = (filter: JobsFilter) =>
     getNextPageParam: (page) => page.next ?? undefined,
     placeholderData: keepPreviousData,
     staleTime: 10_000,
-    structuralSharing: (known, next) => replaceEqualDeep(known, withNewer(known as Pages | undefined, next as Pages)),
+    structuralSharing: (known, next) => replaceEqualDeep(known, current(next as Pages)),
   });
 
 const job_id = (id: string) => ({ params: { path: { job_id: id } } });

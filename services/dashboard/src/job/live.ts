@@ -3,7 +3,7 @@ import { type InfiniteData, type QueryClient, useQuery, useQueryClient } from "@
 import { useEffect, useMemo, useRef, useState } from "react";
 import { useLive } from "../api/live.ts";
 import { isTemporary } from "../api/problem.ts";
-import { curvesQuery, explainQuery, historyQuery, jobQuery, progressQuery } from "../api/queries.ts";
+import { curvesQuery, explainQuery, historyQuery, jobQuery, progressQuery, readAgain } from "../api/queries.ts";
 import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "../api/types.ts";
 import { type Curve, curveOf, withPoints } from "../charts/series.ts";
 
@@ -90,7 +90,7 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
     onStart: (of, part) => of === id && sound(part),
     onReady: (resumed) => {
       if (resumed) return;
-      for (const part of ["job", "history", "explain", "progress"]) void queries.invalidateQueries({ queryKey: [part, id] });
+      for (const part of ["job", "history", "explain", "progress"]) void readAgain(queries, [part, id]);
     },
     onJob: (next) => {
       if (next.id !== id) return;
@@ -99,8 +99,8 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
       if (before && before.updated > next.updated) return;
       queries.setQueryData(jobQuery(id).queryKey, (now) => ({ ...(now ?? next), ...next, ...(now?.spec ? { spec: now.spec } : {}) }));
       if (before?.status !== next.status || before?.pending_reason !== next.pending_reason) {
-        for (const part of ["explain", "progress"]) void queries.invalidateQueries({ queryKey: [part, id] });
-        if (before && !isLive(next.status)) void queries.invalidateQueries({ queryKey: ["artifacts", id] });
+        for (const part of ["explain", "progress"]) void readAgain(queries, [part, id]);
+        if (before && !isLive(next.status)) void readAgain(queries, ["artifacts", id]);
       }
     },
     onHistory: (_, event) =>

@@ -28,16 +28,6 @@ export function withJob(data: Pages, job: Job, order: "newest" | "oldest"): Page
   return known ? { ...data, pages } : inserted(data, job, order);
 }
 
-/** The answer, but for jobs that the live stream has changed since the server made it. */
-export function withNewer(known: Pages | undefined, next: Pages): Pages {
-  const before = new Map(known?.pages.flatMap((page) => page.jobs).map((job) => [job.id, job]));
-  const newer = (job: Row): Row => {
-    const other = before.get(job.id);
-    return other && other.updated > job.updated ? other : job;
-  };
-  return { ...next, pages: next.pages.map((page) => ({ ...page, jobs: page.jobs.map(newer) })) };
-}
-
 export const isListed = (data: Pages | undefined, id: string): boolean => data?.pages.some((page) => page.jobs.some((job) => job.id === id)) ?? false;
 
 /** The live stream has no metrics: those of a job that runs, or has changed since they were read, are read again. */
@@ -76,4 +66,28 @@ const earlier = (job: Job, other: Job): boolean =>
 export function withoutJob(data: Pages, id: string): Pages {
   if (!isListed(data, id)) return data;
   return { ...data, pages: data.pages.map((page) => ({ ...page, jobs: page.jobs.filter((job) => job.id !== id) })) };
+}
+
+/** What the live stream brings while an answer is on its way: the answer may be older, and it takes the place of the pages that were changed. */
+export class Meanwhile {
+  /** Job id -> the job; null: it has left the list. */
+  private readonly changes = new Map<string, Job | null>();
+
+  add(id: string, job: Job | null): void {
+    this.changes.set(id, job);
+  }
+
+  clear(): void {
+    this.changes.clear();
+  }
+
+  /** The pages with these changes. `accepts`: whether a job that the pages do not have belongs to them. */
+  applied(data: Pages, order: "newest" | "oldest", accepts: boolean): Pages {
+    let pages = data;
+    for (const [id, job] of this.changes) {
+      if (job === null) pages = withoutJob(pages, id);
+      else if (accepts || isListed(pages, id)) pages = withJob(pages, job, order);
+    }
+    return pages;
+  }
 }

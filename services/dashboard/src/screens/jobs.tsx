@@ -1,19 +1,17 @@
 // All jobs: filtered by the server, read page by page, changed by the live stream, drawn only where one looks.
-import { useInfiniteQuery, useQueryClient } from "@tanstack/react-query";
 import { Link, useNavigate, useRouter, useSearch } from "@tanstack/react-router";
 import { getCoreRowModel, getSortedRowModel, type SortingState, useReactTable, flexRender } from "@tanstack/react-table";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useCallback, useEffect, useMemo, useRef, useState } from "react";
-import { useLive } from "../api/live.ts";
-import { jobsKey, jobsQuery } from "../api/queries.ts";
 import { session, tenantsOf } from "../api/session.ts";
 import type { Job } from "../api/types.ts";
 import { plural } from "../format.ts";
 import { type Action, allows, useActions } from "../job/actions.ts";
 import { columnsOf, type Look } from "../jobs/columns.tsx";
 import { Filter } from "../jobs/filter.tsx";
-import { comparesMetrics, isListed, nameOf, type Pages, withJob, withoutJob } from "../jobs/list.ts";
-import { useFreshMetrics, useReadingAgain } from "../jobs/refresh.ts";
+import { nameOf } from "../jobs/list.ts";
+import { useLiveList } from "../jobs/live.ts";
+import { useFreshMetrics } from "../jobs/refresh.ts";
 import { SparklinesContext, useSparklines } from "../jobs/sparklines.tsx";
 import { useStore } from "../store.ts";
 import { Symbol } from "../ui/icons.tsx";
@@ -47,7 +45,6 @@ export function JobsScreen() {
   const search = useSearch({ from: "/jobs" });
   const navigate = useNavigate({ from: "/jobs" });
   const router = useRouter();
-  const queries = useQueryClient();
   const signedIn = useStore(session);
   const user = signedIn?.user ?? "";
   const tenants = tenantsOf(signedIn);
@@ -58,24 +55,9 @@ export function JobsScreen() {
   const metrics = useMemo(() => (search.metrics ?? DEFAULT_METRICS).split(",").filter(Boolean), [search.metrics]);
   const order = search.order === "oldest" ? "oldest" : "newest";
   const filter = useMemo(() => ({ q, metrics, order, tenant }) as const, [q, metrics, order, tenant]);
-  const listing = useInfiniteQuery(jobsQuery(filter));
-  const jobs = useMemo(() => listing.data?.pages.flatMap((page) => page.jobs as Job[]) ?? [], [listing.data]);
-
-  const change = (apply: (data: Pages) => Pages): void => {
-    queries.setQueryData<Pages>(jobsKey(filter), (data) => data && apply(data));
-  };
-  const readAgain = useReadingAgain(filter);
+  const listing = useLiveList(filter);
   const wrongFilter = listing.error !== null && listing.data === undefined;
-  useLive(wrongFilter ? null : new URLSearchParams({ list: "true", ...(q ? { q } : {}), ...(tenant ? { tenant } : {}) }).toString(), {
-    onReady: (resumed) => {
-      if (!resumed) void queries.invalidateQueries({ queryKey: ["jobs"] });
-    },
-    onJob: (job) => {
-      if (comparesMetrics(q) && !isListed(queries.getQueryData<Pages>(jobsKey(filter)), job.id)) readAgain();
-      else change((data) => withJob(data, job, order));
-    },
-    onLeft: (id) => change((data) => withoutJob(data, id)),
-  });
+  const jobs = useMemo(() => listing.data?.pages.flatMap((page) => page.jobs as Job[]) ?? [], [listing.data]);
   useEffect(() => {
     document.title = q ? `${q} · Weft` : "Jobs · Weft";
   }, [q]);
