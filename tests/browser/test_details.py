@@ -242,7 +242,14 @@ def test_curves_that_could_not_be_read_are_drawn_once_the_platform_answers(
     visited.page.route(
         "**/metrics?series=true*", lambda route: route.fulfill(status=503) if away else route.continue_()
     )
+    visited.page.clock.install()
     page = visited.open(f"/ui/jobs/{finished['seed-1']}")
+
+    def alert_after_a_minute() -> bool:
+        page.clock.fast_forward(60_000)
+        return page.get_by_role("alert").is_visible()
+
+    eventually(alert_after_a_minute)
     expect(page.get_by_role("alert")).to_contain_text("503")
     away = False
     expect(page.locator(".chart .legend-value")).to_have_text("0.05")

@@ -22,6 +22,7 @@ CHECKS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # they only compute: pyright takes two minutes of a processor, of which others use most
 @pytest.mark.parametrize("command", CHECKS.values(), ids=CHECKS)
 def test_the_tree_passes(command: tuple[str, ...]) -> None:
     program = Path(sys.executable).with_name(command[0])

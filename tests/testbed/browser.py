@@ -49,8 +49,8 @@ window.__violations = [];
 document.addEventListener("securitypolicyviolation", (event) =>
   window.__violations.push(event.violatedDirective + " " + event.blockedURI + " " + event.sourceFile));
 """
-_AXE_RUN: Final = """async () => {
-  const rules = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"];
+_AXE_RUN: Final = """async (rules) => {
+  rules ??= {type: "tag", values: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]};
   const found = await axe.run(document, {runOnly: rules, resultTypes: ["violations"]});
   return found.violations.map((one) => one.id + ": " + one.nodes.slice(0, 4).map(
     (node) => node.html.slice(0, 160) + " " + node.failureSummary).join(" | "));
@@ -101,11 +101,12 @@ class Visit:
         self.page.goto(self.url + path)
         return self.page
 
-    def axe(self) -> list[str]:
-        """What makes the page hard to use for some people; empty if nothing does."""
+    def axe(self, *, only_colors: bool = False) -> list[str]:
+        """What makes the page hard to use for some people; empty if nothing does. ``only_colors``: of its colours."""
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text())
-        violations: list[str] = self.page.evaluate(_AXE_RUN)
+        colors = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+        violations: list[str] = self.page.evaluate(_AXE_RUN, colors if only_colors else None)
         return violations
 
     def is_wider_than_the_screen(self) -> bool:
