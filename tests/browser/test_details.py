@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
-import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
@@ -27,10 +26,7 @@ BAR = r"""printf '\repoch 3:  41%%|####      |' >&2; """
 @pytest.fixture(scope="module")
 def other_key(weft_up: Platform) -> str:
     """Of a user of another tenant."""
-    made = httpx2.post(
-        f"{weft_up.url}/v1/keys", headers=weft_up.operator, json={"user": "grace", "tenant": "vision"}
-    ).raise_for_status()
-    return str(made.json()["key"])
+    return weft_up.new_key(user="grace", tenant="vision")
 
 
 @pytest.fixture(scope="module")
