@@ -125,8 +125,8 @@ def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
     page.unroute("**/v1/jobs?*")
     for route in lists[len(answers) :]:
         route.continue_()
-    expect(page.locator(".tr.data", has_text="killed-meanwhile").first).to_contain_text("killed")
-    expect(page.locator(".tr.data", has_text="new-meanwhile").first).to_contain_text("queued")
+    for name, status in (("killed-meanwhile", "killed"), ("new-meanwhile", "queued")):
+        expect(page.locator(".tr.data", has_text=name).first.locator(".status")).to_have_text(status)
     new.kill()
 
 
