@@ -540,7 +540,8 @@ def test_hostile_learner_in_a_pod_reaches_nothing_of_the_platform_the_node_or_an
     """Some of `make hostile ON=pod`, all in one job."""
     guard = client.jobs.submit(spec("echo up; exec sleep 100000"))
     eventually(lambda: lines(guard) == ["up"])
-    (pod,) = before = pods(testbed_cluster, guard)
+    # A line may arrive before the cluster knows that its container was started.
+    (pod,) = before = eventually(lambda: [pod for pod in pods(testbed_cluster, guard) if all(containers(pod))])
     known = {
         "key": weft_up.key,
         "api_servers": [f"{ADDRESS}:{PORT}"],
