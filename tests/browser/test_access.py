@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import httpx2
 from playwright.sync_api import Browser, expect
 
 from tests.testbed.browser import sign_in, visit
@@ -14,13 +13,11 @@ expect.set_options(timeout=HANG_S * 1000)
 
 
 def new_key(weft_up: Platform, name: str) -> str:
-    fields = {"user": "ada", "tenant": "access", "name": name}
-    made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=fields).raise_for_status()
-    return str(made.json()["key"])
+    return weft_up.new_key(user="ada", tenant="access", name=name)
 
 
 def answer_for(weft_up: Platform, key: str) -> int:
-    return httpx2.get(f"{weft_up.url}/v1/whoami", headers={"Authorization": f"Bearer {key}"}).status_code
+    return weft_up.request("GET", "/v1/whoami", key=key).status_code
 
 
 def test_a_key_is_made_shown_once_and_revoked(browser: Browser, weft_up: Platform) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
-import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
@@ -27,10 +26,7 @@ BAR = r"""printf '\repoch 3:  41%%|####      |' >&2; """
 @pytest.fixture(scope="module")
 def other_key(weft_up: Platform) -> str:
     """Of a user of another tenant."""
-    made = httpx2.post(
-        f"{weft_up.url}/v1/keys", headers=weft_up.operator, json={"user": "grace", "tenant": "vision"}
-    ).raise_for_status()
-    return str(made.json()["key"])
+    return weft_up.new_key(user="grace", tenant="vision")
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +125,8 @@ def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
     page.unroute("**/v1/jobs?*")
     for route in lists[len(answers) :]:
         route.continue_()
-    expect(page.locator(".tr.data", has_text="killed-meanwhile").first).to_contain_text("killed")
-    expect(page.locator(".tr.data", has_text="new-meanwhile").first).to_contain_text("queued")
+    for name, status in (("killed-meanwhile", "killed"), ("new-meanwhile", "queued")):
+        expect(page.locator(".tr.data", has_text=name).first.locator(".status")).to_have_text(status)
     new.kill()
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import apsw
-import httpx2
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -76,7 +75,7 @@ def test_signing_in_needs_the_right_key_and_signing_out_ends_the_session(browser
 
 
 def test_a_one_time_code_signs_in_and_leaves_the_address(browser: Browser, weft_up: Platform) -> None:
-    made = httpx2.post(f"{weft_up.url}/v1/session/codes", headers=weft_up.operator)
+    made = weft_up.request("POST", "/v1/session/codes")
     code = made.raise_for_status().json()["code"]
     with visit(browser, weft_up.url) as visited:
         page = visited.open(f"/ui/signin#code={code}")
@@ -523,9 +522,8 @@ def test_a_session_that_is_revoked_leads_to_the_sign_in_page(browser: Browser, w
         sign_in(visited, weft_up.key)
         page = visited.open("/ui/queue")
         expect(page.get_by_role("heading", name="Queue")).to_be_visible()
-        headers = weft_up.operator
         own = page.evaluate("fetch('/v1/session').then((answer) => answer.json())")["id"]
-        httpx2.delete(f"{weft_up.url}/v1/keys/{own}", headers=headers).raise_for_status()
+        weft_up.request("DELETE", f"/v1/keys/{own}").raise_for_status()
         expect(page.get_by_label("API key")).to_be_visible()
 
 
@@ -537,7 +535,7 @@ def test_a_spec_that_was_typed_outlives_another_screen_and_the_end_of_the_sessio
 
     def end_session(page: Page) -> None:
         own = page.evaluate("fetch('/v1/session').then((answer) => answer.json())")["id"]
-        httpx2.delete(f"{weft_up.url}/v1/keys/{own}", headers=weft_up.operator).raise_for_status()
+        weft_up.request("DELETE", f"/v1/keys/{own}").raise_for_status()
         eventually(lambda: page.evaluate("fetch('/v1/session').then((answer) => answer.status)") == 401)
 
     def sign_in_again(page: Page, key: str) -> None:
@@ -565,10 +563,9 @@ def test_a_spec_that_was_typed_outlives_another_screen_and_the_end_of_the_sessio
         editor.fill(typed)
         page.get_by_role("link", name="Queue").click()
         page.get_by_role("heading", name="Queue").wait_for()
-        other = {"user": "somebody", "tenant": "others"}
-        made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=other).raise_for_status()
+        other = weft_up.new_key(user="somebody", tenant="others")
         end_session(page)
-        sign_in_again(page, made.json()["key"])
+        sign_in_again(page, other)
         page.get_by_role("link", name="New job").click()
         expect(editor).to_have_value(re.compile("my-first-job"))
 

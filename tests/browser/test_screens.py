@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import httpx2
 from playwright.sync_api import Browser, Page, expect
 
 from tests.testbed.browser import PHONE, ROOT, Visit, sign_in, visit
@@ -122,10 +121,9 @@ def test_usage_is_shown_for_the_time_in_the_address_and_saved_as_csv(
 
 
 def test_a_user_without_jobs_sees_no_usage_of_others_and_what_to_do(browser: Browser, weft_up: Platform) -> None:
-    user = {"user": "idle", "tenant": "idle"}
-    made = httpx2.post(f"{weft_up.url}/v1/keys", headers=weft_up.operator, json=user).raise_for_status()
+    key = weft_up.new_key(user="idle", tenant="idle")
     with visit(browser, weft_up.url) as visited:
-        sign_in(visited, made.json()["key"])
+        sign_in(visited, key)
         hours = visited.open("/ui/cluster").get_by_role("region", name="GPU-hours")
         expect(hours).to_contain_text("No job held hardware in this time. Choose a longer one, or submit a job.")
         expect(hours.get_by_role("link", name="submit a job")).to_be_visible()

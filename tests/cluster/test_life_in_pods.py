@@ -49,6 +49,7 @@ from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.platform_in_pods import KINDS, load_helper_image, objects_left, platform_in_pods
 from tests.testbed.kubernetes.registries import empty_registry, private_registry
 from tests.testbed.kubernetes.watcher import Watcher, watching
+from tests.testbed.live_files import files_with as files_of_platform_with
 from tests.testbed.platform import Platform
 from tests.testbed.s3 import REGION, S3
 from tests.waiting import HANG_S, eventually
@@ -434,8 +435,7 @@ def test_image_of_a_private_registry_is_pulled_with_the_secret_of_the_tenant_as_
         names_it = "the secret 'registry' of image_pull_secret" in undone.message
         assert (undone.reason, names_it) == ("ImagePullFailed", True), history(job)
         assert (job.wait(HANG_S).status, lines(job)) == ("COMPLETED", ["ran"]), history(job)
-        files = (path for path in weft_up.home.root.rglob("*") if path.is_file())  # logs, stores, etcd
-        assert not any(b"canary-" in path.read_bytes() for path in files)
+        assert files_of_platform_with(weft_up.home.root, [b"canary-"]) == []  # logs, stores, etcd
         eventually(lambda: [name for name in objects_left(testbed_cluster) if job.id in name] == [])
 
 
@@ -540,7 +540,8 @@ def test_hostile_learner_in_a_pod_reaches_nothing_of_the_platform_the_node_or_an
     """Some of `make hostile ON=pod`, all in one job."""
     guard = client.jobs.submit(spec("echo up; exec sleep 100000"))
     eventually(lambda: lines(guard) == ["up"])
-    (pod,) = before = pods(testbed_cluster, guard)
+    # A line may arrive before the cluster knows that its container was started.
+    (pod,) = before = eventually(lambda: [pod for pod in pods(testbed_cluster, guard) if all(containers(pod))])
     known = {
         "key": weft_up.key,
         "api_servers": [f"{ADDRESS}:{PORT}"],

@@ -20,6 +20,7 @@ from services.local.doctor import examine
 from tests.testbed.ferretdb import FerretDB
 from tests.testbed.hints import Carrier
 from tests.testbed.server import free_port
+from tests.waiting import HANG_S
 
 
 def finding(check: str, home: Path) -> tuple[bool, str]:
@@ -36,6 +37,18 @@ def conformance(home: Path, check: str) -> list[Check]:
     subject = Subject(Settings(home=home), f"http://127.0.0.1:{free_port()}", "weft_k_s", within_s=1)
     checks = conformance_checks(subject, skip=[name for name in CHECKS if name != check], report=lambda _: None)
     return [result for result in checks if result.detail != "left out"]
+
+
+@pytest.fixture
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Working servers may take as long as a busy machine needs."""
+    for name in (
+        "mongo.connection.TIMEOUT_S",
+        "celery.app._CONNECT_S",
+        "celery.app._SENDER_S",
+        "celery.check._DELIVERY_S",
+    ):
+        monkeypatch.setattr(f"services.core.adapters.{name}", HANG_S)
 
 
 def test_doctor_accepts_a_missing_home_and_does_not_create_it(tmp_path: Path) -> None:
@@ -69,6 +82,7 @@ def test_doctor_says_what_to_do_about_a_redis_with_other_data_under_our_names(
     assert "name a primary with free memory in WEFT_BROKER_URL" in line
 
 
+@pytest.mark.usefixtures("long_timeouts")
 def test_doctor_accepts_every_working_broker(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
     ok, line = finding("broker", carrier.home)
@@ -133,9 +147,9 @@ def test_doctor_refuses_ferretdb_as_job_store(
     assert "operator-guide" in line
 
 
+@pytest.mark.usefixtures("long_timeouts")
 def test_doctor_accepts_mongodb_as_job_store(mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_JOB_STORE", mongo_uri)
-    monkeypatch.setattr("services.core.adapters.mongo.connection.TIMEOUT_S", 60)  # the machine of the tests may be busy
     assert finding("job store", tmp_path) == (True, "MongoDB: one winner of each race, linearizable reads")
 
 
@@ -147,6 +161,7 @@ def test_doctor_reports_an_unavailable_mongodb(tmp_path: Path, monkeypatch: pyte
     gc.collect()  # a leaked socket warns here, not in a later test
 
 
+@pytest.mark.usefixtures("long_timeouts")
 @pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
 def test_conformance_sends_a_hint_through_the_broker_and_leaves_none(
     carrier: Carrier, monkeypatch: pytest.MonkeyPatch
@@ -171,6 +186,7 @@ def test_conformance_asks_no_broker_where_hints_go_without_one(tmp_path: Path) -
     assert (broker.verdict, broker.detail) == (NOT_APPLICABLE, "hints go without a broker")
 
 
+@pytest.mark.usefixtures("long_timeouts")
 def test_conformance_says_that_a_mongodb_without_replica_set_has_no_fail_over(
     mongo_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

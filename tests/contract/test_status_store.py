@@ -50,7 +50,7 @@ class OnEtcd:
         return self.stores[-1]
 
     async def write_bytes(self, key: str, stored: bytes) -> None:
-        connection = Connection(self._address, credentials=Credentials(), timeout_s=3)
+        connection = Connection(self._address, credentials=Credentials(), timeout_s=HANG_S)
         request = rpc_pb2.PutRequest(key=(self._prefix + key).encode(), value=stored)
         await connection.call(connection.kv.Put, request)
         await connection.close()

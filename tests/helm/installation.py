@@ -205,13 +205,15 @@ class Installation:
 
     def kill_pod(self, component: str, within_s: float) -> None:
         """Kills one pod of a component without grace. Returns when its successor is ready."""
-        before = self.pods(component)
-        selector = f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component={component}"
-        name = self.kubectl("get", "pods", f"--selector={selector}", "--output=name").split()[0]
-        self.kubectl("delete", name, "--grace-period=0", "--force", "--wait=false")
+        selector = f"--selector=app.kubernetes.io/instance={RELEASE},app.kubernetes.io/component={component}"
+        listed = json.loads(self.kubectl("get", "pods", selector, "--output=json"))["items"]
+        # One that an upgrade has left behind, and that still ends, has no successor.
+        metadata = [pod["metadata"] for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+        before = {entry["uid"] for entry in metadata}
+        self.kubectl("delete", "pod", metadata[0]["name"], "--grace-period=0", "--force", "--wait=false")
 
         def replaced() -> bool:
             now = self.pods(component)
-            return len(now) == len(before) and all(now.values()) and now.keys() != before.keys()
+            return len(now) == len(before) and all(now.values()) and now.keys() != before
 
         eventually(replaced, within_s)

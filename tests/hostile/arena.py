@@ -21,6 +21,7 @@ from typing import Any, Final
 from tests.hostile.attack_code import attack_files
 from tests.hostile.clusters.kind import ATTACKER, PLATFORM_FOLDERS, VICTIM, Learners
 from tests.hostile.combinations import Combination, Say, running
+from tests.testbed.live_files import live_files
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
 from weft import Client, Conflict, WeftError
@@ -142,7 +143,7 @@ class Arena:
             *(str(home / name) for name in PLATFORM_FOLDERS if (home / name).exists()),
             *sorted(str(path) for path in (home / "secrets").rglob("*") if path.is_file()),
             *sorted(map(str, (home / "run").glob("*.json"))),
-            *sorted(str(path) for path in (home / "objects" / "tenants" / VICTIM).rglob("*") if path.is_file()),
+            *sorted(map(str, live_files(home / "objects" / "tenants" / VICTIM))),
             *self.cluster.private(self.guard),
         ]
 

@@ -100,16 +100,26 @@ async def test_all_attempts_count_and_the_time_in_the_queue_does_not(api: Api) -
 
 
 async def test_a_job_that_runs_counts_until_now_and_only_within_the_window(api: Api) -> None:
-    await held(api, 0, ago=50, running=True)
-    assert await usage(api.admin, tenant="acme") == [("acme", "ada", 1, 100.0, 200.0)]
+    job = await held(api, 0, ago=50, running=True)
+    assert job.attempt.admitted is not None
+    answer = (await api.admin.get("/v1/usage", params={"tenant": "acme"})).json()
+    [entry], hours = answer["users"], (now_ms() - job.attempt.admitted) / HOUR_MS
+    assert (entry["tenant"], entry["user"], entry["jobs"]) == ("acme", "ada", 1)
+    assert 100 <= entry["gpu_hours"] <= 2 * hours
+    assert 200 <= entry["cpu_hours"] <= 4 * hours
     since, until = text_of(now_ms() - 30 * HOUR_MS), text_of(now_ms() - 20 * HOUR_MS)
     assert await usage(api.admin, tenant="acme", since=since, until=until) == [("acme", "ada", 1, 20.0, 40.0)]
 
 
 async def test_the_window_is_the_last_thirty_days_unless_it_is_named(api: Api) -> None:
-    await held(api, 2, ago=24 * 30 + 1)  # one of the two hours is in the window
+    job = await held(api, 2, ago=24 * 30 + 1)  # one of the two hours is in the window
     await held(api, 2, ago=24 * 40, user="grace")
-    assert await usage(api.admin, tenant="acme") == [("acme", "ada", 1, 2.0, 4.0)]
+    assert job.released is not None
+    answer = (await api.admin.get("/v1/usage", params={"tenant": "acme"})).json()
+    [entry], hours = answer["users"], (job.released - (now_ms() - 30 * DAY_MS)) / HOUR_MS
+    assert (entry["tenant"], entry["user"], entry["jobs"]) == ("acme", "ada", 1)
+    assert 2 * hours <= entry["gpu_hours"] <= 2  # the window moves on while it is read
+    assert 4 * hours <= entry["cpu_hours"] <= 4
     since = text_of(now_ms() - 41 * DAY_MS)
     assert len(await usage(api.admin, tenant="acme", since=since)) == 2
     answer = (await api.admin.get("/v1/usage", params={"until": "2026-01-31T00:00:00Z"})).json()

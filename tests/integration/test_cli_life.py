@@ -18,7 +18,7 @@ from services.local.commands import PLATFORM
 from tests.testbed.answers import check_answer
 from tests.testbed.cli import SPEC, TRAIN, Weft, variables
 from tests.testbed.platform import Platform
-from tests.waiting import HANG_S
+from tests.waiting import HANG_S, eventually
 from weft import Client
 from weft._cli.answers import by_command
 from weft._profile import Config, Profile, read_config, write_config
@@ -115,7 +115,7 @@ PARSERS: dict[str, Callable[[str], list[Any]]] = {
 @pytest.mark.parametrize("form", ["json", "yaml"])
 @pytest.mark.parametrize("weft_up", ["embedded"], indirect=True)
 def test_every_command_prints_json_or_yaml_and_nothing_else(
-    weft: Weft, code: Path, tmp_path: Path, weft_up: Platform, form: str
+    weft: Weft, client: Client, code: Path, tmp_path: Path, weft_up: Platform, form: str
 ) -> None:
     """Both forms have the fields that docs/command-output.md describes."""
     ids: dict[str, str] = {}
@@ -133,6 +133,8 @@ def test_every_command_prints_json_or_yaml_and_nothing_else(
         match command:
             case "train":
                 ids["LONG" if "JOB" in ids else "JOB"] = answers[0]["id"]
+                if "LONG" in ids:  # a job that is halted before it is admitted has held no hardware
+                    eventually(lambda: client.jobs.get(ids["LONG"]).status == "PROCESSING")
             case "key create":
                 ids["KEY"] = answers[0]["id"]
             case "metrics":
@@ -310,6 +312,7 @@ def test_conformance_of_one_machine_tries_whether_a_learner_reaches_the_stores(w
 
 
 def test_question_before_a_kill_counts_the_jobs_that_are_known_and_names_the_others(weft: Weft, code: Path) -> None:
+    (code / "weft.yaml").write_text(SPEC + "env: {SLEEP: '600'}\n")
     job = weft("train", code, "-o", "name").out.strip()
     refused = weft("kill", job, "mistyped")
     assert "to kill 1 job, and store nothing more of it" in refused.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from services.core.domain.errors import PermissionDenied
 from services.core.runtime.learner_folder import LearnerFolder
 from services.helper.metrics_client import IntakeClient
+from tests.testbed.live_files import files_with
 from tests.testbed.platform import Platform, platform
 from tests.testbed.s3 import REGION, S3
 from tests.waiting import HANG_S, eventually
@@ -71,16 +71,6 @@ def printed(job: Job) -> list[str]:
 def canaries(s3: S3) -> list[bytes]:
     """The values of the secret, and what a signed URL has."""
     return [s3.credentials.secret_key.encode(), s3.credentials.access_key.encode(), b"X-Amz-Signature="]
-
-
-def files_with(folder: Path, words: list[bytes]) -> list[str]:
-    """The files below a folder that contain one of the words. The platform makes and removes files meanwhile."""
-    containing = []
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            if path.is_file() and not path.is_symlink() and any(word in path.read_bytes() for word in words):
-                containing.append(str(path))
-    return containing
 
 
 def test_learner_finds_the_objects_and_the_secret_is_nowhere(

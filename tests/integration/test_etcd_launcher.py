@@ -58,7 +58,7 @@ def program(path: Path, script: str) -> Path:
 async def test_etcd_starts_empty_every_time_and_ends_on_sigterm(started: Started) -> None:
     for _ in range(2):
         process = await started.start()
-        store = EtcdStatusStore(started.address)
+        store = EtcdStatusStore(started.address, timeout_s=HANG_S)
         assert await store.list("/") == []
         await store.put("/jobs/a", "1")
         await store.close()
@@ -92,7 +92,7 @@ async def test_etcd_works_in_a_folder_whose_path_is_too_long_for_a_socket(tmp_pa
     started = Started(deep)
     try:
         await started.start()
-        store = EtcdStatusStore(started.address)
+        store = EtcdStatusStore(started.address, timeout_s=HANG_S)
         await store.put("/jobs/a", "1")
         await store.close()
     finally:

@@ -340,7 +340,8 @@ async def test_damaged_checkpoint_fails_the_learner(learner: HelperTest) -> None
 async def test_python_of_the_environment_is_first_in_path(learner: HelperTest) -> None:
     digest = learner.code(main_py="import sys; print(sys.prefix)")
     last = await learner.ran("python main.py", framework="python-3.11", code_digest=digest)
-    assert learner.intake.text()[0].startswith(str(learner.home / "cache" / "envs")), learner.intake.text("stderr")
+    assert len(learner.intake.text()) == 1, (last, learner.intake.text("stderr"), learner.log)
+    assert learner.intake.text()[0].startswith(str(learner.home / "cache" / "envs"))
     assert last.env_digest.removeprefix("sha256:") in learner.intake.text()[0]
 
 

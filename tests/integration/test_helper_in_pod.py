@@ -113,6 +113,7 @@ async def test_stop_reaches_the_learner_and_what_it_saved_is_stored(
     intake.stop_learner("halt", 600_000)
     assert await pod.until_entry_ended() == 3
     assert await _object(intake, f"results/{LEARNER}/late") == b"saved\n"
+    await until(lambda: "STORED" in intake.phases)  # the last report may come after the learner's end
     assert intake.last is not None
     assert intake.last.exit is not None
     assert (intake.last.exit.code, intake.last.exit.stop_cause) == (3, "halt")
@@ -205,6 +206,7 @@ async def test_result_that_cannot_be_stored_on_the_claim_is_named_and_the_others
     pod.start()
     assert await pod.until_entry_ended() == 0, pod.log
     assert (on_claim(pod) / "second").read_text() == "2\n"
+    await until(lambda: "STORED" in intake.phases)  # the last report may come after the learner's end
     assert intake.last is not None
     assert intake.last.message.startswith(
         "one file could not be stored, the first is out/pod/attempts/1/worker-0/first:"

@@ -22,6 +22,7 @@ from services.helper.metrics_client import IntakeClient
 from tests.testbed.identities import SIGNER, credential, public_keys
 from tests.testbed.intake import Intake
 from tests.testbed.server import free_address, free_port
+from tests.waiting import HANG_S
 
 TOKEN = SIGNER.mint(LearnerIdentity(job="j", tenant="t", attempt=1, role="worker", rank=0, name="worker-0"))
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -75,7 +76,7 @@ async def test_token_of_a_service_opens_nothing_there(listener: Listener) -> Non
     address = Address(f"{TLS}127.0.0.1:{listener.port}", TlsAuthority(listener.folder / "tls" / "authority.pem"))
     channel = connect(address, credential("api", "metrics"))
     with pytest.raises(Unauthenticated), translating():
-        await IntakeStub(channel).Hello(HelloRequest(protocol=1), timeout=10)
+        await IntakeStub(channel).Hello(HelloRequest(protocol=1), timeout=HANG_S)
     await channel.close()
 
 

@@ -10,6 +10,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from services.core.domain.job import admitted
 from services.local.commands import PLATFORM
 from tests.promises import Promise
 from tests.testbed.api import Api, running_api
+from tests.testbed.live_files import live_files
 from tests.testbed.mutations import Mutator
 from tests.testbed.platform import Platform, platform
 from tests.waiting import HANG_S, eventually, until
@@ -160,25 +162,27 @@ class Damager:
     def _node_file(self, job: str) -> None:
         present = [
             path
-            for path in (self.home / "node" / job).rglob("*.json")
-            if "job" not in path.relative_to(self.home / "node" / job).parts
+            for path in live_files(self.home / "node" / job)
+            if path.suffix == ".json" and "job" not in path.relative_to(self.home / "node" / job).parts
         ]
         if not present:
             return
         path = self.harm.random.choice(sorted(present))
         temporary = path.with_name(f".{path.name}.poison")
-        temporary.write_bytes(
-            self.harm.content({"schema": 1, "pid": 1, "start_time": 1, "boot_id": "b", "time": 5, "run": 1})
-        )
-        temporary.replace(path)
+        content = self.harm.content({"schema": 1, "pid": 1, "start_time": 1, "boot_id": "b", "time": 5, "run": 1})
+        with suppress(FileNotFoundError):  # the agent has removed the folder meanwhile
+            temporary.write_bytes(content)
+            temporary.replace(path)
 
     def _metric_file(self, job: str) -> None:
         present = [path for path in (self.home / "metrics" / job).glob("*") if path.is_file()]
         if not present:
             return
-        with self.harm.random.choice(sorted(present)).open("r+b") as file:
-            file.seek(self.harm.random.randrange(200))
-            file.write(self.harm.random.randbytes(64))
+        path, at = self.harm.random.choice(sorted(present)), self.harm.random.randrange(200)
+        content = self.harm.random.randbytes(64)
+        with suppress(FileNotFoundError), path.open("r+b") as file:  # the service removes a journal that it has closed
+            file.seek(at)
+            file.write(content)
 
     async def _etcd_value(self, job: str) -> None:
         status = EtcdStatusStore(self.platform.home.address("etcd"), timeout_s=HANG_S)

@@ -31,7 +31,10 @@ def test_containers_are_probed_for_serving_not_for_their_stores() -> None:
 
 
 async def test_the_api_gets_requests_and_answers_clear_errors_while_its_objects_are_away(tmp_path: Path) -> None:
-    async with api_processes(tmp_path, 1) as (api,), httpx2.AsyncClient(base_url=api.url, trust_env=False) as client:
+    async with (
+        api_processes(tmp_path, 1) as (api,),
+        httpx2.AsyncClient(base_url=api.url, timeout=HANG_S, trust_env=False) as client,
+    ):
         await until(lambda: ask(api, "/readyz").status == 200)
         assert json.loads(ask(api, "/servingz").body) == {"serving": True}
         (tmp_path / "objects").rename(tmp_path / "away")

@@ -190,10 +190,10 @@ class Worker:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """Returns the entries of its log."""
+        """Returns the entries of its log. A line that it is still writing is none yet."""
         with self.log.open("rb") as log:
             log.seek(self._begin)
-            return [json.loads(line) for line in log.read().splitlines()]
+            return [json.loads(line) for line in log.read().split(b"\n")[:-1]]
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.lines() if line["event"] == name]

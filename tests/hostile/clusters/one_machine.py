@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tests.hostile.attacks.ground import FORGED
 from tests.hostile.clusters.kind import RunningProcess
+from tests.testbed.live_files import files_with
 from tests.testbed.platform import Platform
 from weft._job import Job
 
@@ -122,8 +123,8 @@ class OneMachine:
         folder = self._learner_folder(job)
         output = folder / "runs" / "1"  # holds what the learner prints
         own = {folder / "job", output / "stdout", output / "stderr", folder / "spool"}
-        for path in folder.rglob("*"):
-            if path.is_file() and not own & {path, *path.parents} and FORGED.encode() in path.read_bytes():
+        for path in map(Path, files_with(folder, [FORGED.encode()])):
+            if not own & {path, *path.parents}:
                 yield f"the learner has written {path}"
         for name in ("learner.json", "shim.json", "runs/1/start.json", "job"):
             if not (folder / name).exists():

@@ -35,6 +35,7 @@ from tests.testbed.kubernetes.node import Node
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.platform_in_pods import load_helper_image, platform_in_pods
 from tests.testbed.kubernetes.watcher import Watcher, watching
+from tests.testbed.live_files import files_with
 from tests.testbed.platform import Platform
 from weft._job import Job
 
@@ -180,9 +181,9 @@ class Pods:
 
     def damage(self, job: Job) -> Iterator[str]:
         folder = self._folders[job.id] / "volumes"
-        for path in folder.rglob("*"):
-            volume = path.relative_to(folder).parts[1:2]
-            if path.is_file() and not _OWN_VOLUMES & {*volume} and FORGED.encode() in path.read_bytes():
+        for path in files_with(folder, [FORGED.encode()]):
+            volume = Path(path).relative_to(folder).parts[1:2]
+            if not _OWN_VOLUMES & {*volume}:
                 yield f"the learner has written {path}"
         for name in ("control/go", "private"):
             if not (self._volumes(job) / name).exists():

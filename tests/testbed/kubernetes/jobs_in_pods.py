@@ -54,9 +54,9 @@ def kill_and_await_gone(cluster: Cluster, job: Job) -> float:
 
 
 def containers(pod: dict[str, Any]) -> list[str]:
-    """Their ids: another one was started anew."""
+    """Their ids: another one was started anew. Empty for one of which the node has not told yet that it was started."""
     status = pod["status"]
-    return [entry["containerID"] for entry in (*status["initContainerStatuses"], *status["containerStatuses"])]
+    return [entry.get("containerID", "") for entry in (*status["initContainerStatuses"], *status["containerStatuses"])]
 
 
 def end_command(cluster: Cluster, pod: dict[str, Any]) -> None:
