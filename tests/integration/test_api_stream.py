@@ -198,6 +198,21 @@ async def test_a_job_that_is_resumed_is_shown_going_on(api: Api) -> None:
         await until(lambda: shown.named("left") == [{"id": job}])
 
 
+async def test_a_halted_job_that_is_killed_is_shown_as_killed(api: Api) -> None:
+    """Its page showed it as HALTED until it was loaded anew: the job is at rest before and after."""
+    job = (await api.submit())["id"]
+    async with page(api.admin, job=job) as shown:
+        await api.admin.post(f"/v1/jobs/{job}/halt")
+        await until(lambda: shown.named("end"))
+        await api.admin.post(f"/v1/jobs/{job}/kill")
+        await until(lambda: shown.named("job")[-1]["status"] == "KILLED")
+        await until(lambda: shown.named("history")[-1]["event"]["to"] == "KILLED")
+        await until(lambda: shown.named("end")[-1]["end"]["status"] == "KILLED")
+        await api.admin.delete(f"/v1/jobs/{job}")
+        await until(lambda: shown.named("left") == [{"id": job}])
+        assert [end["end"]["status"] for end in shown.named("end")] == ["HALTED", "KILLED"]
+
+
 async def test_lines_and_points_go_on_after_a_halted_job_was_resumed(api: Api, learner: Learner) -> None:
     job = learner.job
     async with page(api.admin, job=job, points=f"{job}:0", lines=f"{job}:0") as shown:
