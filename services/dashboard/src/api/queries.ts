@@ -13,6 +13,14 @@ export async function readAgain(queries: QueryClient, queryKey: QueryKey): Promi
   await queries.invalidateQueries({ queryKey });
 }
 
+/** Changes an answer that is here. It stays as old as it was, and marked if it is to be read again: `setQueryData` takes it for one that was read now. */
+export function change<T>(queries: QueryClient, queryKey: QueryKey, apply: (data: T) => T): void {
+  const query = queries.getQueryCache().find<T>({ queryKey });
+  if (query?.state.data === undefined) return;
+  const data = apply(query.state.data);
+  if (data !== query.state.data) query.setState({ data });
+}
+
 export interface JobsFilter {
   q: string;
   metrics: string[];

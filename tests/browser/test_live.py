@@ -1,0 +1,75 @@
+"""What changes while an answer is on its way, or while something else is shown, is on the screen in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from playwright.sync_api import Locator, Page, Route, expect
+
+from tests.testbed.browser import Visit
+from tests.waiting import HANG_S, eventually
+from weft import Job
+
+Open = Callable[..., Visit]
+Submit = Callable[..., Job]
+expect.set_options(timeout=HANG_S * 1000)
+
+
+def waiting(submit: Submit, name: str) -> Job:
+    """A job that waits for hardware that there is not."""
+    return submit("sleep 1000", name=name, learners=30)
+
+
+def row(page: Page, job: Job) -> Locator:
+    return page.locator(".tr.data", has_text=job.name)
+
+
+def test_a_list_shows_what_changed_while_it_had_other_columns(open_visit: Open, submit: Submit) -> None:
+    """A job that was killed meanwhile stayed queued: the stream changed the list with the other columns only."""
+    killed = waiting(submit, "ends-behind")
+    visited = open_visit()
+    visited.page.clock.set_fixed_time(datetime.now(UTC))  # no list becomes old, however slow the machine is
+    page = visited.open("/ui/jobs")
+    expect(page.locator(".connection.live")).to_be_visible()
+    expect(row(page, killed)).to_contain_text("queued")
+    columns = page.get_by_label("Metric columns")
+    with page.expect_response("**/v1/jobs?*metrics=other*"):
+        columns.fill("other")
+        columns.press("Enter")
+    killed.kill()
+    expect(row(page, killed)).to_contain_text("killed")
+    columns.fill("loss,accuracy")
+    columns.press("Enter")
+    expect(page).not_to_have_url("**metrics**")
+    expect(columns).to_have_value("loss,accuracy")
+    expect(row(page, killed)).to_contain_text("killed")
+
+
+def test_a_list_that_could_not_be_read_again_is_read_once_the_platform_answers(
+    open_visit: Open, submit: Submit
+) -> None:
+    """The next change of any job took its error away, and what had changed before was never shown."""
+    killed = waiting(submit, "ends-unseen")
+    other = open_visit().open("/ui/jobs")
+    expect(row(other, killed)).to_contain_text("queued")
+    visited = open_visit()
+    page = visited.page
+    streams = list[Route]()
+    page.route("**/v1/stream?*", lambda route: streams.append(route))  # noqa: PLW0108 - it is marked
+    visited.open("/ui/jobs")
+    expect(row(page, killed)).to_contain_text("queued")
+    killed.kill()
+    expect(row(other, killed)).to_contain_text("killed")  # so the stream that begins now has no more of this job
+    eventually(lambda: page.evaluate("true") and streams)  # routes are called while the page is asked for something
+    page.route("**/v1/jobs?*", lambda route: route.fulfill(status=429))
+    page.unroute("**/v1/stream?*")
+    for route in streams:
+        route.continue_()
+    expect(page.get_by_role("alert")).to_be_visible()
+    new = waiting(submit, "new-behind")
+    expect(row(page, new)).to_contain_text("queued")
+    page.unroute("**/v1/jobs?*")
+    expect(row(page, killed)).to_contain_text("killed")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    new.kill()
