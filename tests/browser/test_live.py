@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 from playwright.sync_api import Locator, Page, Route, expect
 
@@ -14,6 +15,12 @@ from weft import Job
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
 expect.set_options(timeout=HANG_S * 1000)
+PRINTS = """echo "state=$JOB_STATE_DIR"
+until [ -e "$JOB_STATE_DIR/go" ]; do sleep 0.05; done
+echo last line
+until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.05; done"""
+DRAWN = "() => new Promise((drawn) => setTimeout(() => requestAnimationFrame(() => setTimeout(drawn))))"
+"""Until what the page has received is drawn."""
 
 
 def waiting(submit: Submit, name: str) -> Job:
@@ -73,3 +80,33 @@ def test_a_list_that_could_not_be_read_again_is_read_once_the_platform_answers(
     expect(row(page, killed)).to_contain_text("killed")
     expect(page.get_by_role("alert")).to_have_count(0)
     new.kill()
+
+
+def test_a_log_that_is_opened_again_has_the_lines_that_came_meanwhile(open_visit: Open, submit: Submit) -> None:
+    """The answer took their place. They were missing until the job printed another one."""
+    job = submit(PRINTS, name="prints-last")
+    visited = open_visit()
+    page = visited.page
+    visited.open(f"/ui/jobs/{job.id}")
+    log = page.get_by_role("tab", name="Log")
+    log.click()
+    first = page.locator(".log-panel", has_text="state=")
+    expect(first).to_be_visible()
+    state = Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="))
+    page.go_back()
+    expect(first).to_have_count(0)
+    tails = list[Route]()
+    page.route("**/logs?tail=*", lambda route: tails.append(route))  # noqa: PLW0108 - it is marked
+    log.click()
+    eventually(lambda: page.evaluate("true") and tails)
+    answers = [(route, route.fetch()) for route in tails]
+    (state / "go").touch()
+    last = page.locator(".log-panel", has_text="last line")
+    expect(last).to_be_visible()
+    expect(first).to_be_visible()  # read for its place on the screen
+    with page.expect_response("**/logs?tail=*"):
+        for route, answer in answers:
+            route.fulfill(response=answer)
+    page.evaluate(DRAWN)
+    expect(last).to_be_visible()
+    (state / "end").touch()
