@@ -110,3 +110,25 @@ def test_a_log_that_is_opened_again_has_the_lines_that_came_meanwhile(open_visit
     page.evaluate(DRAWN)
     expect(last).to_be_visible()
     (state / "end").touch()
+
+
+def test_why_a_job_ended_is_shown_once_it_can_be_read(open_visit: Open, submit: Submit) -> None:
+    """Where it could not be read at the end, the page went on to show what the job had waited for."""
+    killed = waiting(submit, "ends-unexplained")
+    page = open_visit().open(f"/ui/jobs/{killed.id}")
+    strip = page.locator(".strip")
+    expect(strip).to_contain_text("request less")
+    refused = list[str]()
+
+    def away(route: Route) -> None:
+        refused.append(route.request.url)
+        route.fulfill(status=503)
+
+    page.route("**/explain", away)
+    killed.kill()
+    expect(page.locator(".strip .status")).to_have_text("killed")
+    before = len(refused)
+    tries = 4  # of one reading
+    eventually(lambda: page.evaluate("true") and len(refused) > before + tries)
+    page.unroute("**/explain")
+    expect(strip).not_to_contain_text("request less")
