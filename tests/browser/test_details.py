@@ -96,7 +96,7 @@ def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
     open_visit: Open, submit: Submit, stream_begins: str
 ) -> None:
     """A job that was killed meanwhile stayed queued on the screen until the page was loaded anew."""
-    killed = submit(UNTIL_END, name="killed-meanwhile", learners=20)
+    killed = submit(UNTIL_END, name="ends-meanwhile", learners=20)
     visited = open_visit()
     page = visited.page
     visited.context.add_init_script(KEEP_STREAM)
@@ -129,7 +129,7 @@ def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
     page.unroute("**/v1/jobs?*")
     for route in lists[len(answers) :]:
         route.continue_()
-    expect(page.locator(".tr.data", has_text="killed-meanwhile").first).to_contain_text("killed")
+    expect(page.locator(".tr.data", has_text="ends-meanwhile").first).to_contain_text("killed")
     expect(page.locator(".tr.data", has_text="new-meanwhile").first).to_contain_text("queued")
     new.kill()
 
