@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 
 from tests.testbed.browser import Visit
 from tests.waiting import HANG_S, eventually
@@ -80,6 +80,36 @@ def test_a_list_that_could_not_be_read_again_is_read_once_the_platform_answers(
     expect(row(page, killed)).to_contain_text("killed")
     expect(page.get_by_role("alert")).to_have_count(0)
     new.kill()
+
+
+def test_a_list_that_is_opened_while_the_store_is_away_shows_what_changed_before(
+    open_visit: Open, submit: Submit
+) -> None:
+    """The server answered with what it had read before, and the stream had only what changed since it began."""
+    killed = waiting(submit, "ends-before")
+    other = open_visit().open("/ui/jobs")
+    expect(row(other, killed)).to_contain_text("queued")
+    visited = open_visit()
+    page = visited.page
+    away, before = True, list[APIResponse]()
+
+    def answer(route: Route) -> None:
+        if not away:
+            return route.continue_()
+        before.append(route.fetch() if not before else before[0])
+        if len(before) == 1:
+            killed.kill()
+            expect(row(other, killed)).to_contain_text("killed")  # so the stream has no more of this job
+        return route.fulfill(response=before[0], headers={**before[0].headers, "age": "60"})
+
+    page.route("**/v1/stream?*", lambda route: route.continue_() if before else route.abort())
+    page.route("**/v1/jobs?*", answer)
+    visited.open("/ui/jobs")
+    expect(page.locator(".connection.live")).to_be_visible()
+    expect(row(page, killed)).to_contain_text("queued")
+    eventually(lambda: page.evaluate("true") and len(before) > 1)  # for what the stream may have missed
+    away = False
+    expect(row(page, killed)).to_contain_text("killed")
 
 
 def test_a_log_that_is_opened_again_has_the_lines_that_came_meanwhile(open_visit: Open, submit: Submit) -> None:

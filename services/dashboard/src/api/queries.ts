@@ -35,22 +35,22 @@ export const jobsKey = (filter: JobsFilter) => ["jobs", filter.q, filter.metrics
 export const jobsQuery = (filter: JobsFilter, current: (pages: Pages) => Pages) =>
   infiniteQueryOptions({
     queryKey: jobsKey(filter),
-    queryFn: async ({ pageParam, signal }) =>
-      dataOf(
-        await client.GET("/v1/jobs", {
-          params: {
-            query: {
-              limit: PAGE_SIZE,
-              order: filter.order,
-              ...(filter.q ? { q: filter.q } : {}),
-              ...(filter.tenant ? { tenant: filter.tenant } : {}),
-              ...(filter.metrics.length > 0 ? { metrics: filter.metrics.join() } : {}),
-              ...(pageParam ? { after: pageParam } : {}),
-            },
+    queryFn: async ({ pageParam, signal }) => {
+      const answer = await client.GET("/v1/jobs", {
+        params: {
+          query: {
+            limit: PAGE_SIZE,
+            order: filter.order,
+            ...(filter.q ? { q: filter.q } : {}),
+            ...(filter.tenant ? { tenant: filter.tenant } : {}),
+            ...(filter.metrics.length > 0 ? { metrics: filter.metrics.join() } : {}),
+            ...(pageParam ? { after: pageParam } : {}),
           },
-          signal,
-        }),
-      ),
+        },
+        signal,
+      });
+      return { ...dataOf(answer), isOld: answer.response.headers.has("Age") };
+    },
     initialPageParam: "",
     getNextPageParam: (page) => page.next ?? undefined,
     placeholderData: keepPreviousData,

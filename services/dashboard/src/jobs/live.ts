@@ -16,8 +16,8 @@ export function useLiveList(filter: JobsFilter) {
   const { changes: meanwhile } = useMemo(() => ({ filter, changes: new Meanwhile() }), [filter]);
   const listing = useInfiniteQuery({
     ...jobsQuery(filter, (pages) => meanwhile.applied(pages, order, acceptsAll)),
-    // Nothing else reads a list again that lacks changes and could not be read.
-    refetchInterval: ({ state }) => (state.data !== undefined && state.isInvalidated ? LIST_MS : false),
+    // Nothing else reads a list again that lacks changes and could not be read, or was answered from the past.
+    refetchInterval: ({ state }) => (state.data && (state.isInvalidated || state.data.pages.some((page) => page.isOld)) ? LIST_MS : false),
   });
   const readSoon = useReadingAgain(filter);
   useEffect(() => {
