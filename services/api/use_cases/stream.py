@@ -1,8 +1,8 @@
 """One live stream for each page of the dashboard: changes of the list, histories, points and lines, in one connection.
 
 Each part continues after its own place. The places of all parts together are the id of every event, so a page that
-connects again misses nothing and gets nothing twice, but for the list: its log is in the memory of one process
-(``job_changes``), and where that does not reach back, ``ready`` says that the list must be read again.
+connects again misses nothing and gets nothing twice, but for the list: its last changes come again, and its log is in
+the memory of one process (``job_changes``). Where that does not reach back, ``ready`` says that the list must be read.
 """
 
 from __future__ import annotations
