@@ -147,8 +147,13 @@ class Following:
                     yield batch
             yield End(watched.job, job_id)
 
-    async def events(self, job: Job, *, after_seq: int) -> AsyncGenerator[Event | Changed | End]:
-        """History after ``after_seq`` as it is written; the document first and after each change; then the end."""
+    async def events(
+        self, job: Job, *, after_seq: int, beyond_end: bool = False
+    ) -> AsyncGenerator[Event | Changed | End]:
+        """History after ``after_seq`` as it is written; the document first and after each change; then the end.
+
+        ``beyond_end``: goes on until the job is deleted; each further change at rest is followed by an end.
+        """
         job_id = job.id
         async with self._watcher.follow(job) as watched:
             del job
@@ -161,11 +166,15 @@ class Following:
                     yield Changed(current)
                 if over:
                     yield End(current, job_id)
-                    return
+                    if not beyond_end or current is None or current.deleted is not None:
+                        return
                 await changed.wait()
 
-    async def until_resumed(self, job: Job) -> None:
-        """Returns when a job that is at rest goes on. Raises NotFound when it is deleted."""
+    async def until_resumed(self, job: Job, *, attempt: int) -> None:
+        """Returns when a job that was at rest after this attempt goes on, or has done so and is at rest again.
+
+        Raises NotFound when it is deleted.
+        """
         job_id = job.id
         async with self._watcher.follow(job) as watched:
             del job
@@ -173,7 +182,7 @@ class Following:
                 changed = watched.changed
                 if watched.job is None or watched.job.deleted is not None:
                     raise NotFound(f"there is no job {job_id}")
-                if not watched.over:
+                if not watched.over or watched.job.attempt.number != attempt:
                     return
                 await changed.wait()
 

@@ -90,7 +90,7 @@ class JobChanges:
         """Job id -> (revision, digest)."""
         self._bytes = 0
         """Of the log."""
-        self._dropped = position
+        self._dropped = position - 1
         """Position of the last change that the log no longer has."""
         self.position = position
         """Everything up to here is in the log."""
@@ -131,10 +131,13 @@ class JobChanges:
             self.changed = asyncio.Event()
 
     def place_of(self, position: int) -> int | None:
-        """Number of the last change up to a position; None if the log does not have all changes since."""
-        if not self._dropped <= position <= self.position:
+        """Number of the last change before a position; None if the log does not have all changes since.
+
+        The reader gets those at the position again: a store may report a write late, at the position of earlier ones.
+        """
+        if not self._dropped < position <= self.position:
             return None
-        return next((change.number - 1 for change in self._log if change.position > position), self.number)
+        return next((change.number - 1 for change in self._log if change.position >= position), self.number)
 
     def after(self, place: int) -> Batch:
         """The changes after a number that are complete."""

@@ -92,7 +92,7 @@ def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
     open_visit: Open, submit: Submit, stream_begins: str
 ) -> None:
     """A job that was killed meanwhile stayed queued on the screen until the page was loaded anew."""
-    killed = submit(UNTIL_END, name="killed-meanwhile", learners=20)
+    killed = submit(UNTIL_END, name="ends-meanwhile", learners=20)
     visited = open_visit()
     page = visited.page
     visited.context.add_init_script(KEEP_STREAM)
@@ -125,7 +125,7 @@ def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
     page.unroute("**/v1/jobs?*")
     for route in lists[len(answers) :]:
         route.continue_()
-    for name, status in (("killed-meanwhile", "killed"), ("new-meanwhile", "queued")):
+    for name, status in (("ends-meanwhile", "killed"), ("new-meanwhile", "queued")):
         expect(page.locator(".tr.data", has_text=name).first.locator(".status")).to_have_text(status)
     new.kill()
 

@@ -124,15 +124,15 @@ async def test_a_filtered_list_shows_when_a_job_begins_and_ceases_to_match(api: 
 async def test_a_list_that_connects_again_gets_what_it_missed(api: Api) -> None:
     async with page(api.admin, list="true") as other:  # keeps the log of this process
         async with page(api.admin, list="true") as shown:
-            await api.submit()
+            known = (await api.submit())["id"]
             await until(lambda: shown.named("job"))
             last = shown.events[-1].id
         missed = (await api.submit())["id"]
         await until(lambda: len(other.named("job")) == 2)
         async with page(api.admin, last, list="true") as again:
             assert again.named("ready") == [{"resumed": True}]
-            await until(lambda: again.named("job"))
-            assert [entry["id"] for entry in again.named("job")] == [missed]
+            await until(lambda: missed in [entry["id"] for entry in again.named("job")])
+            assert [entry["id"] for entry in again.named("job")] == [known, missed]  # the last one comes again
 
 
 async def test_a_list_is_told_to_read_again_by_a_process_that_does_not_know_its_place(api: Api) -> None:
@@ -196,6 +196,21 @@ async def test_a_job_that_is_resumed_is_shown_going_on(api: Api) -> None:
         await until(lambda: len(shown.named("end")) == 2)
         await api.admin.delete(f"/v1/jobs/{job}")
         await until(lambda: shown.named("left") == [{"id": job}])
+
+
+async def test_a_halted_job_that_is_killed_is_shown_as_killed(api: Api) -> None:
+    """Its page showed it as HALTED until it was loaded anew: the job is at rest before and after."""
+    job = (await api.submit())["id"]
+    async with page(api.admin, job=job) as shown:
+        await api.admin.post(f"/v1/jobs/{job}/halt")
+        await until(lambda: shown.named("end"))
+        await api.admin.post(f"/v1/jobs/{job}/kill")
+        await until(lambda: shown.named("job")[-1]["status"] == "KILLED")
+        await until(lambda: shown.named("history")[-1]["event"]["to"] == "KILLED")
+        await until(lambda: shown.named("end")[-1]["end"]["status"] == "KILLED")
+        await api.admin.delete(f"/v1/jobs/{job}")
+        await until(lambda: shown.named("left") == [{"id": job}])
+        assert [end["end"]["status"] for end in shown.named("end")] == ["HALTED", "KILLED"]
 
 
 async def test_lines_and_points_go_on_after_a_halted_job_was_resumed(api: Api, learner: Learner) -> None:

@@ -132,6 +132,23 @@ async def test_every_follower_hears_of_a_change_within_50_ms() -> None:
 
 
 @pytest.mark.looptime
+async def test_a_job_that_ran_again_between_two_reads_of_the_feed_goes_on() -> None:
+    """Its page lacked the lines and points of this run until it was loaded anew."""
+    store = MemoryJobStore()
+    halted = set_desired(a_job(), Desired.HALT, actor="ada", now=NOW)
+    job = await store.insert(replace(halted, attempt=replace(halted.attempt, number=1), released=NOW))
+    watcher = Watcher(store, every_s=60, render=listed)
+    following = Following(store, Metrics(0), watcher, searches())
+    async with watcher.follow(job) as watched:
+        waiting = asyncio.ensure_future(following.until_resumed(job, attempt=1))
+        await until(lambda: watched.followers == 2)
+        assert job.at_rest
+        job = await store.replace(job, replace(job, attempt=replace(job.attempt, number=2)))
+        assert job.at_rest
+        await waiting
+
+
+@pytest.mark.looptime
 async def test_a_change_between_the_first_read_and_the_follow_is_heard() -> None:
     store = CountedStore()
     other, job = await store.insert(a_job()), await store.insert(a_job())

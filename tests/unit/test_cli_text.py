@@ -422,6 +422,16 @@ def test_progress_bar_stays_on_the_last_line_below_what_is_printed(monkeypatch: 
     assert stream.getvalue() == f"one\n10%{erase}two\n10%{erase}three, cut\n10%{erase}{shown}{erase}"
 
 
+def test_a_progress_bar_that_is_answered_after_the_end_is_not_drawn() -> None:
+    """It stayed on the line of the shell's next prompt."""
+    stream = StringIO()
+    line = BarLine(stream)
+    line.show(["10%"])
+    line.end()
+    line.show(["20%"])
+    assert stream.getvalue() == "10%\r\x1b[K"
+
+
 def test_progress_bars_name_their_learner_and_hold_no_control_characters() -> None:
     progress = {"bars": [{"learner": "worker-0", "text": "\x1b[2J10%"}, {"learner": "worker-1", "text": "5%"}]}
     assert bar_texts(progress, several=True) == ["worker-0 | \\x1b[2J10%", "worker-1 | 5%"]

@@ -38,6 +38,7 @@ class BarLine:
         self._lock = threading.Lock()
         self._bar = ""
         self._at_start = True
+        self._ended = False
 
     def write(self, text: str) -> None:
         """Text that may end within a line."""
@@ -49,12 +50,21 @@ class BarLine:
             self._stream.flush()
 
     def show(self, bars: Sequence[str]) -> None:
-        """Shows the first bar from now on; none without bars."""
+        """Shows the first bar from now on; none without bars, nor after ``end``."""
         with self._lock:
+            if self._ended:
+                return
             self._erase()
             more = f" (and {len(bars) - 1} more)" if len(bars) > 1 else ""
             self._bar = f"{bars[0]}{more}" if bars else ""
             self._draw()
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Takes the bar away for good: an answer that is still on its way may have one."""
+        with self._lock:
+            self._erase()
+            self._bar, self._ended = "", True
             self._stream.flush()
 
     def _erase(self) -> None:
@@ -90,4 +100,4 @@ def bars_shown(call: Call, id_: str, *, several: bool, learner: str | None) -> G
     finally:
         over.set()
         thread.join(_POLL_S)
-        line.show(())
+        line.end()

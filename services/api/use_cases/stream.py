@@ -1,8 +1,8 @@
 """One live stream for each page of the dashboard: changes of the list, histories, points and lines, in one connection.
 
 Each part continues after its own place. The places of all parts together are the id of every event, so a page that
-connects again misses nothing and gets nothing twice, but for the list: its log is in the memory of one process
-(``job_changes``), and where that does not reach back, ``ready`` says that the list must be read again.
+connects again misses nothing and gets nothing twice, but for the list: its last changes come again, and its log is in
+the memory of one process (``job_changes``). Where that does not reach back, ``ready`` says that the list must be read.
 """
 
 from __future__ import annotations
@@ -342,21 +342,17 @@ async def _until_readable(services: ApiServices, principal: Principal, part: str
 
 
 async def _job(services: ApiServices, principal: Principal, job_id: str, after: int | None) -> _Items:
-    """History and changes of a job, also after it was at rest and was resumed."""
-    while True:
-        events = await telemetry.follow_events(services, principal, job_id, EventsParams(after=after))
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, JobEvent):
-                    after = event.seq
-                    yield _Item("history", StreamHistory(id=job_id, event=event), after)
-                elif isinstance(event, Job):
-                    yield _Item("job", event)
-                else:
-                    yield _Item("end", StreamEnd(part="job", end=event))
-        if not await _resumed(services, principal, job_id):
-            yield _Item("left", StreamLeft(id=job_id))
-            return
+    """History and changes of a job until it is deleted. One at rest may be resumed, and a HALTED one killed."""
+    events = await telemetry.follow_events(services, principal, job_id, EventsParams(after=after), beyond_end=True)
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, JobEvent):
+                yield _Item("history", StreamHistory(id=job_id, event=event), event.seq)
+            elif isinstance(event, Job):
+                yield _Item("job", event)
+            elif not event.deleted:
+                yield _Item("end", StreamEnd(part="job", end=event))
+    yield _Item("left", StreamLeft(id=job_id))
 
 
 def _points(
@@ -405,23 +401,28 @@ async def _followed(
     if after is None:
         after = await _count(services, job_id, count)
     yield _Item("start", StreamStart(part=part, id=job_id, seq=after), after)
+    ended: JobEnd | None = None
     while True:
+        # Read first: an attempt that begins and ends while nothing looks is another one than this.
+        attempt = (await services.jobs.get(principal, job_id)).attempt.number
         batches = await follow(after)
         async with aclosing(batches):
             async for batch in batches:
                 if isinstance(batch, JobEnd):
-                    yield _Item("end", StreamEnd(part=part, end=batch))
+                    if batch != ended:
+                        yield _Item("end", StreamEnd(part=part, end=batch))
+                    ended = batch
                 elif batch:
-                    after = batch[-1].seq
+                    after, ended = batch[-1].seq, None
                     yield _Item(part, event(batch), after)
-        if not await _resumed(services, principal, job_id):
+        if not await _resumed(services, principal, job_id, attempt):
             return
 
 
-async def _resumed(services: ApiServices, principal: Principal, job_id: str) -> bool:
-    """Waits until a job at rest goes on. False: it was deleted."""
+async def _resumed(services: ApiServices, principal: Principal, job_id: str, attempt: int) -> bool:
+    """Waits until a job that is at rest after an attempt goes on. False: it was deleted."""
     try:
-        await services.following.until_resumed(await services.jobs.get(principal, job_id))
+        await services.following.until_resumed(await services.jobs.get(principal, job_id), attempt=attempt)
     except NotFound:
         return False
     return True

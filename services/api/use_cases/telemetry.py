@@ -346,11 +346,14 @@ async def follow_metrics(
 
 
 async def follow_events(
-    services: ApiServices, principal: Principal, job_id: str, params: EventsParams
+    services: ApiServices, principal: Principal, job_id: str, params: EventsParams, *, beyond_end: bool = False
 ) -> AsyncGenerator[JobEvent | Job | JobEnd]:
-    """History as it is written, the job without its spec after each visible change, then the end."""
+    """History as it is written, the job without its spec after each visible change, then the end.
+
+    ``beyond_end``: goes on until the job is deleted, also while it is at rest.
+    """
     job = await services.jobs.get(principal, job_id)
-    return _events(services.following.events(job, after_seq=params.after or 0))
+    return _events(services.following.events(job, after_seq=params.after or 0, beyond_end=beyond_end))
 
 
 async def _with_start(
@@ -387,17 +390,20 @@ async def _point_batches(
 
 async def _events(items: AsyncGenerator[Event | Changed | End]) -> AsyncGenerator[JobEvent | Job | JobEnd]:
     shown: Job | None = None
+    ended = False
     async with aclosing(items):
         async for item in items:
             if isinstance(item, Event):
                 yield event_answer(item)
             elif isinstance(item, End):
-                yield _end(item)
+                if not ended or item.job is None or item.job.deleted is not None:
+                    yield _end(item)
+                ended = True
             else:
                 job = structs.replace(job_answer(item.job), spec=UNSET)
                 # Claims and trims change the document, but nothing that users see: `updated` alone is no news.
                 if shown is None or structs.replace(job, updated=shown.updated) != shown:
-                    shown = job
+                    shown, ended = job, False
                     yield job
 
 

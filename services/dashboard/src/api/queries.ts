@@ -13,6 +13,14 @@ export async function readAgain(queries: QueryClient, queryKey: QueryKey): Promi
   await queries.invalidateQueries({ queryKey });
 }
 
+/** Changes an answer that is here. It stays as old as it was, and marked if it is to be read again: `setQueryData` takes it for one that was read now. */
+export function change<T>(queries: QueryClient, queryKey: QueryKey, apply: (data: T) => T): void {
+  const query = queries.getQueryCache().find<T>({ queryKey });
+  if (query?.state.data === undefined) return;
+  const data = apply(query.state.data);
+  if (data !== query.state.data) query.setState({ data });
+}
+
 export interface JobsFilter {
   q: string;
   metrics: string[];
@@ -27,22 +35,22 @@ export const jobsKey = (filter: JobsFilter) => ["jobs", filter.q, filter.metrics
 export const jobsQuery = (filter: JobsFilter, current: (pages: Pages) => Pages) =>
   infiniteQueryOptions({
     queryKey: jobsKey(filter),
-    queryFn: async ({ pageParam, signal }) =>
-      dataOf(
-        await client.GET("/v1/jobs", {
-          params: {
-            query: {
-              limit: PAGE_SIZE,
-              order: filter.order,
-              ...(filter.q ? { q: filter.q } : {}),
-              ...(filter.tenant ? { tenant: filter.tenant } : {}),
-              ...(filter.metrics.length > 0 ? { metrics: filter.metrics.join() } : {}),
-              ...(pageParam ? { after: pageParam } : {}),
-            },
+    queryFn: async ({ pageParam, signal }) => {
+      const answer = await client.GET("/v1/jobs", {
+        params: {
+          query: {
+            limit: PAGE_SIZE,
+            order: filter.order,
+            ...(filter.q ? { q: filter.q } : {}),
+            ...(filter.tenant ? { tenant: filter.tenant } : {}),
+            ...(filter.metrics.length > 0 ? { metrics: filter.metrics.join() } : {}),
+            ...(pageParam ? { after: pageParam } : {}),
           },
-          signal,
-        }),
-      ),
+        },
+        signal,
+      });
+      return { ...dataOf(answer), isOld: answer.response.headers.has("Age") };
+    },
     initialPageParam: "",
     getNextPageParam: (page) => page.next ?? undefined,
     placeholderData: keepPreviousData,

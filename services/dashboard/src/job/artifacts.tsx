@@ -80,7 +80,7 @@ export function Artifacts({ id, file, onFile }: { id: string; file: string | und
         </tbody>
       </table>
       {listing.hasNextPage ? (
-        <button type="button" className="button" onClick={() => void listing.fetchNextPage()}>
+        <button type="button" className="button" disabled={listing.isFetching} onClick={() => void listing.fetchNextPage({ cancelRefetch: false })}>
           More files
         </button>
       ) : null}

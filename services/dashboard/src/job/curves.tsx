@@ -1,6 +1,6 @@
 // The curves of a job: one chart for each metric, all with the same x axis and the same window.
 import { keepPreviousData, useQueries, useQuery } from "@tanstack/react-query";
-import { useMemo } from "react";
+import { useEffect, useMemo, useRef } from "react";
 import { seriesQuery, type SeriesWindow } from "../api/queries.ts";
 import { isLive, type Job, type JobSeries } from "../api/types.ts";
 import { Chart, type Line } from "../charts/chart.tsx";
@@ -18,6 +18,7 @@ export interface CurveView {
 }
 
 const OLD_ATTEMPTS = 3;
+const DETAIL_MS = 2000;
 
 export function CurveTools({ view, onView, older, zooms }: { view: CurveView; onView: (next: Partial<CurveView>) => void; older?: boolean; zooms?: boolean }) {
   const weight = Number(view.smooth ?? 0) || 0;
@@ -103,6 +104,7 @@ export function Curves({
     staleTime: 2000,
     placeholderData: keepPreviousData,
   });
+  useReadingWithCurves(curves, detailWindow !== null, detail.refetch);
   const oldSeries = olds.map((old) => old.data?.series);
 
   const groups = useMemo(() => {
@@ -145,6 +147,28 @@ export function Curves({
         ))}
       </div>
     </>
+  );
+}
+
+/** Has the curves of a zoom read again when points come: the stream adds them to the whole curves only. */
+function useReadingWithCurves(curves: ReadonlyMap<string, Curve>, zoomed: boolean, read: () => Promise<unknown>): void {
+  const known = useRef(curves);
+  const timer = useRef<ReturnType<typeof setTimeout> | undefined>(undefined);
+  useEffect(() => {
+    if (known.current === curves) return;
+    known.current = curves;
+    if (!zoomed) return;
+    timer.current ??= setTimeout(() => {
+      timer.current = undefined;
+      void read();
+    }, DETAIL_MS);
+  }, [curves, zoomed, read]);
+  useEffect(
+    () => () => {
+      clearTimeout(timer.current);
+      timer.current = undefined;
+    },
+    [zoomed],
   );
 }
 

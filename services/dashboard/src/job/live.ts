@@ -39,12 +39,12 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
   const series = useQuery({
     ...curvesQuery(id),
     // Nothing else reads them again once the platform answers.
-    refetchInterval: ({ state }) => (state.status === "error" && isTemporary(state.error) ? CURVES_MS : false),
+    refetchInterval: (query) => (couldNotBeRead(query) ? CURVES_MS : false),
   });
   const job = useQuery({ ...jobQuery(id), placeholderData: () => listed(queries, id) });
   const history = useQuery(historyQuery(id));
   const live = job.data !== undefined && isLive(job.data.status);
-  useQuery({ ...progressQuery(id), refetchInterval: live ? PROGRESS_MS : false });
+  useQuery({ ...progressQuery(id), refetchInterval: (query) => (live || couldNotBeRead(query) ? PROGRESS_MS : false) });
 
   const read = useMemo(() => new Map((series.data?.series ?? []).map((part) => curveOf(part)).map((curve) => [curve.key, curve])), [series.data]);
   // The curves with the points of the stream. Those of an earlier answer are dropped: the next answer has their points.
@@ -129,6 +129,9 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
   };
 }
 
+/** It may be older than the last change of the job. */
+const couldNotBeRead = ({ state }: { state: { status: string; error: unknown } }): boolean => state.status === "error" && isTemporary(state.error);
+
 function listed(queries: QueryClient, id: string): Job | undefined {
   for (const [, data] of queries.getQueriesData<InfiniteData<{ jobs: Job[] }>>({ queryKey: ["jobs"] })) {
     const job = data?.pages.flatMap((page) => page.jobs).find((other) => other.id === id);
@@ -138,5 +141,6 @@ function listed(queries: QueryClient, id: string): Job | undefined {
 }
 
 /** The place in the queue depends on other jobs, so no change of this job tells it. */
-export const useExplanation = (id: string, status: string | undefined) => useQuery({ ...explainQuery(id), refetchInterval: status === "QUEUED" ? PLACE_MS : false });
+export const useExplanation = (id: string, status: string | undefined) =>
+  useQuery({ ...explainQuery(id), refetchInterval: (query) => (status === "QUEUED" || couldNotBeRead(query) ? PLACE_MS : false) });
 export const useProgress = (id: string) => useQuery(progressQuery(id));

@@ -7,6 +7,8 @@ export type Row = Job & { metricsOf?: string };
 export interface Page {
   jobs: Row[];
   next?: string | null;
+  /** The job store was away: the answer is one that the server had given before. */
+  isOld?: boolean;
 }
 export type Pages = InfiniteData<Page, string>;
 

@@ -1,11 +1,11 @@
 // The list of jobs, kept current by the live stream.
 import { useInfiniteQuery, useQueryClient } from "@tanstack/react-query";
-import { useMemo } from "react";
+import { useEffect, useMemo } from "react";
 import { useLive } from "../api/live.ts";
-import { jobsKey, jobsQuery, type JobsFilter, readAgain } from "../api/queries.ts";
+import { change, jobsKey, jobsQuery, type JobsFilter, readAgain } from "../api/queries.ts";
 import type { Job } from "../api/types.ts";
 import { comparesMetrics, isListed, Meanwhile, type Pages, withJob, withoutJob } from "./list.ts";
-import { useReadingAgain } from "./refresh.ts";
+import { LIST_MS, useReadingAgain } from "./refresh.ts";
 
 /** The pages of the list that are loaded. They change with each job that does. */
 export function useLiveList(filter: JobsFilter) {
@@ -14,13 +14,23 @@ export function useLiveList(filter: JobsFilter) {
   const queryKey = jobsKey(filter);
   const acceptsAll = !comparesMetrics(q);
   const { changes: meanwhile } = useMemo(() => ({ filter, changes: new Meanwhile() }), [filter]);
-  const listing = useInfiniteQuery(jobsQuery(filter, (pages) => meanwhile.applied(pages, order, acceptsAll)));
+  const listing = useInfiniteQuery({
+    ...jobsQuery(filter, (pages) => meanwhile.applied(pages, order, acceptsAll)),
+    // Nothing else reads a list again that lacks changes and could not be read, or was answered from the past.
+    refetchInterval: ({ state }) => (state.data && (state.isInvalidated || state.data.pages.some((page) => page.isOld)) ? LIST_MS : false),
+  });
   const readSoon = useReadingAgain(filter);
+  useEffect(() => {
+    // The stream changes one list only. The others are read again when they are shown.
+    void queries.invalidateQueries({ queryKey: ["jobs"], type: "inactive", refetchType: "none" });
+  }, [queries, filter]);
 
-  const change = (id: string, job: Job | null, apply: (data: Pages) => Pages): void => {
-    if (queries.isFetching({ queryKey }) > 0) meanwhile.add(id, job);
+  // Also while it is paused between two tries: the pages that it has read are kept.
+  const isBeingRead = (): boolean => (queries.getQueryState(queryKey)?.fetchStatus ?? "idle") !== "idle";
+  const follow = (id: string, job: Job | null, apply: (data: Pages) => Pages): void => {
+    if (isBeingRead()) meanwhile.add(id, job);
     else meanwhile.clear();
-    queries.setQueryData<Pages>(queryKey, (data) => data && apply(data));
+    change(queries, queryKey, apply);
   };
   const wrongFilter = listing.error !== null && listing.data === undefined;
   useLive(wrongFilter ? null : new URLSearchParams({ list: "true", ...(q ? { q } : {}), ...(tenant ? { tenant } : {}) }).toString(), {
@@ -30,10 +40,12 @@ export function useLiveList(filter: JobsFilter) {
       void readAgain(queries, ["jobs"]);
     },
     onJob: (job) => {
-      if (acceptsAll || isListed(queries.getQueryData<Pages>(queryKey), job.id)) change(job.id, job, (data) => withJob(data, job, order));
-      else readSoon();
+      const listed = isListed(queries.getQueryData<Pages>(queryKey), job.id);
+      // Whether an answer that is on its way lacks the job for its metrics, or for what it was before, cannot be known.
+      if (!acceptsAll && (!listed || isBeingRead())) readSoon();
+      if (acceptsAll || listed) follow(job.id, job, (data) => withJob(data, job, order));
     },
-    onLeft: (id) => change(id, null, (data) => withoutJob(data, id)),
+    onLeft: (id) => follow(id, null, (data) => withoutJob(data, id)),
   });
   return listing;
 }

@@ -2,11 +2,11 @@
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef } from "react";
 import { client, dataOf } from "../api/client.ts";
-import { jobsKey, type JobsFilter } from "../api/queries.ts";
+import { change, jobsKey, type JobsFilter } from "../api/queries.ts";
 import type { JobMetric } from "../api/types.ts";
 import { needsMetrics, type Pages, type Row, withMetrics } from "./list.ts";
 
-const LIST_MS = 3000;
+export const LIST_MS = 3000;
 const METRICS_MS = 3000;
 /** Rows whose metrics are read at a time. */
 const MOST = 100;
@@ -62,7 +62,7 @@ export function useFreshMetrics(filter: JobsFilter, rows: readonly Row[], onScre
       const wanted = rows.filter((row) => onScreen.has(row.id) && needsMetrics(row)).slice(0, MOST);
       if (wanted.length === 0) return null;
       const answer = await readMetrics(filter, rows, wanted, { metrics: filter.metrics.join() }, signal);
-      queries.setQueryData<Pages>(queryKey, (data) => data && withMetrics(data, wanted, answer));
+      change<Pages>(queries, queryKey, (data) => withMetrics(data, wanted, answer));
       return null;
     },
     enabled: filter.metrics.length > 0,

@@ -127,7 +127,7 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
         .then((page) => {
           const last = page.lines.at(-1)?.seq ?? 0;
           setError(null);
-          setLog(new WholeLog().with(page.lines, last));
+          setLog((now) => (now ?? new WholeLog()).with(page.lines, last)); // the stream may have brought later ones
           onStart(last);
         })
         .catch((failure: unknown) => {

@@ -115,7 +115,8 @@ export function JobsScreen() {
   const lastShown = items.at(-1)?.index ?? 0;
   const { hasNextPage, isFetching, fetchNextPage, isError } = listing;
   useEffect(() => {
-    if (hasNextPage && !isFetching && !isError && lastShown >= rows.length - 30) void fetchNextPage();
+    // A reading of the whole list that has just begun goes on.
+    if (hasNextPage && !isFetching && !isError && lastShown >= rows.length - 30) void fetchNextPage({ cancelRefetch: false });
   }, [hasNextPage, isFetching, isError, fetchNextPage, lastShown, rows.length]);
 
   const [active, setActive] = useState<string | null>(null);
