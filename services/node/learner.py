@@ -217,9 +217,10 @@ class JobFolder:
 
     def attempts(self) -> list[int]:
         """Numbers of all attempts with a folder, including half-made and half-removed ones."""
-        if not self.path.exists():
+        try:
+            matches = [_ATTEMPT.fullmatch(entry.name) for entry in self.path.iterdir()]
+        except FileNotFoundError:  # a teardown, in another thread, may remove it at any moment
             return []
-        matches = (_ATTEMPT.fullmatch(entry.name) for entry in self.path.iterdir())
         return sorted({int(match[1]) for match in matches if match})
 
     def attempt(self, number: int) -> Path:
@@ -259,7 +260,8 @@ def job_folders(root: Path) -> list[JobFolder]:
 
 def strange_entries(root: Path) -> list[Path]:
     """Entries of ``$WEFT_HOME/node`` that are neither a job's folder nor the agent's own."""
-    return [entry for entry in root.iterdir() if not entry.name.startswith(".") and not _is_named_folder(entry)]
+    strange = [entry for entry in root.iterdir() if not entry.name.startswith(".") and not _is_named_folder(entry)]
+    return [entry for entry in strange if entry.is_symlink() or entry.exists()]  # not a folder that was just removed
 
 
 def _is_named_folder(path: Path) -> bool:

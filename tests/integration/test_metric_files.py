@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -20,6 +19,7 @@ from services.core.domain.errors import Conflict, Quarantined, Unavailable
 from services.core.ports.metric_store import Batch, Column, LineQuery, LogLine, Point, SourceId
 from services.core.runtime.quarantine import METRICS, Quarantine
 from services.metrics.damaged_files import check_damaged_files
+from tests.testbed.open_files import open_files
 
 ROOT = Path(__file__).parents[2]
 JOB, OTHER = "j0000000001", "j0000000002"
@@ -186,15 +186,6 @@ async def test_job_of_a_newer_version_is_not_changed(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="newer Weft"):
         await store.append(JOB, [piece(10, 11)])
     await store.close()
-
-
-def open_files(root: Path) -> list[str]:
-    """The files below a folder that this process holds open. It closes others meanwhile, of tests before this one."""
-    targets: list[str] = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            targets.append(str(entry.readlink()))
-    return sorted(target for target in targets if target.startswith(f"{root}/"))
 
 
 async def test_only_recently_used_jobs_are_kept_open(tmp_path: Path) -> None:

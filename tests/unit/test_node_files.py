@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from services.core.strategies.registry import with_variables
 from services.node.capacity import detect
 from services.node.fences import Fences
 from services.node.files import NotRemoved, remove_tree
-from services.node.learner import JobFolder, Learner, read_learner
+from services.node.learner import JobFolder, Learner, read_learner, strange_entries
 from services.node.reservation import Allotment, documents, make
 from services.node.settings import NodeSettings
 from tests.documents import a_learner, a_plan
@@ -233,3 +234,21 @@ def test_declared_capacity_wins_over_detected_capacity(monkeypatch: pytest.Monke
     detected = detect(NodeSettings())
     assert detected.cpus == len(os.sched_getaffinity(0))
     assert 0 < detected.memory < declared.memory
+
+
+def test_folder_of_a_job_that_is_torn_down_at_this_moment_is_no_error_and_no_strange_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the job could not be observed then, or was in quarantine: "it is no folder of a job"."""
+    root, job, listing = tmp_path / "node", tmp_path / "node" / "j1", Path.iterdir
+
+    def removed_meanwhile(folder: Path) -> Iterator[Path]:
+        entries = [*listing(root)]
+        job.rmdir()
+        return iter(entries) if folder == root else listing(folder)
+
+    monkeypatch.setattr(Path, "iterdir", removed_meanwhile)
+    job.mkdir(parents=True)
+    assert JobFolder(job).attempts() == []
+    job.mkdir()
+    assert strange_entries(root) == []
