@@ -176,3 +176,13 @@ def test_a_zoom_shows_the_points_that_come_within_it(open_visit: Open, submit: S
     expect(page.locator(".chart .legend-value")).to_have_text("0.5")
     Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="), "go").touch()
     expect(page.locator(".chart .legend-value")).to_have_text("0.25")
+
+
+def test_the_page_of_a_job_that_is_deleted_says_so(open_visit: Open, submit: Submit) -> None:
+    """It showed the job as it had been."""
+    job = waiting(submit, "goes")
+    page = open_visit().open(f"/ui/jobs/{job.id}")
+    job.kill()
+    expect(page.locator(".strip .status")).to_have_text("killed")
+    job.delete()
+    expect(page.get_by_text("There is no such job, or it was deleted")).to_be_visible()
