@@ -186,3 +186,22 @@ def test_the_page_of_a_job_that_is_deleted_says_so(open_visit: Open, submit: Sub
     expect(page.locator(".strip .status")).to_have_text("killed")
     job.delete()
     expect(page.get_by_text("There is no such job, or it was deleted")).to_be_visible()
+
+
+def test_a_list_is_live_again_after_a_proxy_did_not_know_the_platform(open_visit: Open, submit: Submit) -> None:
+    """Its stream was given up for good at the first answer 404."""
+    visited = open_visit()
+    answers = list[str]()
+
+    def answer(route: Route) -> None:
+        answers.append(route.request.url)
+        if len(answers) > 1:
+            return route.continue_()
+        return route.fulfill(status=404, body="404 page not found")
+
+    visited.page.route("**/v1/stream?*", answer)
+    page = visited.open("/ui/jobs")
+    expect(page.locator(".connection.live")).to_be_visible()
+    new = waiting(submit, "seen-through-proxy")
+    expect(row(page, new)).to_contain_text("queued")
+    new.kill()
