@@ -146,6 +146,27 @@ def test_a_log_that_is_opened_again_has_the_lines_that_came_meanwhile(open_visit
     (state / "end").touch()
 
 
+def test_a_searched_log_has_its_last_line_after_too_many_searches(open_visit: Open, submit: Submit) -> None:
+    """The line was searched for when it came, and not again after the answer 429."""
+    job = submit(PRINTS, name="prints-searched")
+    visited = open_visit()
+    page = visited.page
+    refused = list[str]()
+
+    def answer(route: Route) -> None:
+        refused.append(route.request.url)
+        return route.fulfill(status=429) if len(refused) == 1 else route.continue_()
+
+    page.route("**/logs?*after=*", answer)
+    visited.open(f"/ui/jobs/{job.id}?tab=logs&search=state|last")
+    expect(page.locator(".log-panel", has_text="state=")).to_be_visible()
+    Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="), "go").touch()
+    expect(page.locator(".log-panel", has_text="last line")).to_be_visible()
+    assert len(refused) > 1
+    expect(page.get_by_role("alert")).to_have_count(0)
+    job.kill()
+
+
 def test_why_a_job_ended_is_shown_once_it_can_be_read(open_visit: Open, submit: Submit) -> None:
     """Where it could not be read at the end, the page went on to show what the job had waited for."""
     killed = waiting(submit, "ends-unexplained")
