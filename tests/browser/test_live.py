@@ -14,6 +14,7 @@ from weft import Job
 
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
+Completed = Callable[[str], str]
 expect.set_options(timeout=HANG_S * 1000)
 PRINTS = """echo "state=$JOB_STATE_DIR"
 until [ -e "$JOB_STATE_DIR/go" ]; do sleep 0.05; done
@@ -226,3 +227,22 @@ def test_a_list_is_live_again_after_a_proxy_did_not_know_the_platform(open_visit
     new = waiting(submit, "seen-through-proxy")
     expect(row(page, new)).to_contain_text("queued")
     new.kill()
+
+
+def test_more_files_do_not_end_a_reading_of_the_list(open_visit: Open, completed: Completed) -> None:
+    """A list that was read again at the job's end stayed without its results."""
+    job_id = completed("files")
+    page = open_visit().open(f"/ui/jobs/{job_id}?tab=files")
+    more = page.get_by_role("button", name="More files")
+    expect(more).to_be_enabled()
+    readings = list[Route]()
+    page.route("**/artifacts?*", lambda route: readings.append(route))  # noqa: PLW0108 - it is marked
+    page.clock.install()
+    page.clock.fast_forward(5_000)  # so that the list is old enough
+    page.evaluate("window.dispatchEvent(new Event('visibilitychange'))")
+    eventually(lambda: page.evaluate("true") and readings)
+    expect(more).to_be_disabled()
+    page.unroute("**/artifacts?*")
+    expect(more).to_be_enabled()
+    more.click()
+    expect(page.get_by_role("row", name="sample-600")).to_be_visible()
