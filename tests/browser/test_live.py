@@ -14,6 +14,7 @@ from weft import Job
 
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
+Completed = Callable[[str], str]
 expect.set_options(timeout=HANG_S * 1000)
 PRINTS = """echo "state=$JOB_STATE_DIR"
 until [ -e "$JOB_STATE_DIR/go" ]; do sleep 0.05; done
@@ -146,6 +147,27 @@ def test_a_log_that_is_opened_again_has_the_lines_that_came_meanwhile(open_visit
     (state / "end").touch()
 
 
+def test_a_searched_log_has_its_last_line_after_too_many_searches(open_visit: Open, submit: Submit) -> None:
+    """The line was searched for when it came, and not again after the answer 429."""
+    job = submit(PRINTS, name="prints-searched")
+    visited = open_visit()
+    page = visited.page
+    refused = list[str]()
+
+    def answer(route: Route) -> None:
+        refused.append(route.request.url)
+        return route.fulfill(status=429) if len(refused) == 1 else route.continue_()
+
+    page.route("**/logs?*after=*", answer)
+    visited.open(f"/ui/jobs/{job.id}?tab=logs&search=state|last")
+    expect(page.locator(".log-panel", has_text="state=")).to_be_visible()
+    Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="), "go").touch()
+    expect(page.locator(".log-panel", has_text="last line")).to_be_visible()
+    assert len(refused) > 1
+    expect(page.get_by_role("alert")).to_have_count(0)
+    job.kill()
+
+
 def test_why_a_job_ended_is_shown_once_it_can_be_read(open_visit: Open, submit: Submit) -> None:
     """Where it could not be read at the end, the page went on to show what the job had waited for."""
     killed = waiting(submit, "ends-unexplained")
@@ -176,3 +198,51 @@ def test_a_zoom_shows_the_points_that_come_within_it(open_visit: Open, submit: S
     expect(page.locator(".chart .legend-value")).to_have_text("0.5")
     Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="), "go").touch()
     expect(page.locator(".chart .legend-value")).to_have_text("0.25")
+
+
+def test_the_page_of_a_job_that_is_deleted_says_so(open_visit: Open, submit: Submit) -> None:
+    """It showed the job as it had been."""
+    job = waiting(submit, "goes")
+    page = open_visit().open(f"/ui/jobs/{job.id}")
+    job.kill()
+    expect(page.locator(".strip .status")).to_have_text("killed")
+    job.delete()
+    expect(page.get_by_text("There is no such job, or it was deleted")).to_be_visible()
+
+
+def test_a_list_is_live_again_after_a_proxy_did_not_know_the_platform(open_visit: Open, submit: Submit) -> None:
+    """Its stream was given up for good at the first answer 404."""
+    visited = open_visit()
+    answers = list[str]()
+
+    def answer(route: Route) -> None:
+        answers.append(route.request.url)
+        if len(answers) > 1:
+            return route.continue_()
+        return route.fulfill(status=404, body="404 page not found")
+
+    visited.page.route("**/v1/stream?*", answer)
+    page = visited.open("/ui/jobs")
+    expect(page.locator(".connection.live")).to_be_visible()
+    new = waiting(submit, "seen-through-proxy")
+    expect(row(page, new)).to_contain_text("queued")
+    new.kill()
+
+
+def test_more_files_do_not_end_a_reading_of_the_list(open_visit: Open, completed: Completed) -> None:
+    """A list that was read again at the job's end stayed without its results."""
+    job_id = completed("files")
+    page = open_visit().open(f"/ui/jobs/{job_id}?tab=files")
+    more = page.get_by_role("button", name="More files")
+    expect(more).to_be_enabled()
+    readings = list[Route]()
+    page.route("**/artifacts?*", lambda route: readings.append(route))  # noqa: PLW0108 - it is marked
+    page.clock.install()
+    page.clock.fast_forward(5_000)  # so that the list is old enough
+    page.evaluate("window.dispatchEvent(new Event('visibilitychange'))")
+    eventually(lambda: page.evaluate("true") and readings)
+    expect(more).to_be_disabled()
+    page.unroute("**/artifacts?*")
+    expect(more).to_be_enabled()
+    more.click()
+    expect(page.get_by_role("row", name="sample-600")).to_be_visible()

@@ -31,8 +31,8 @@ export function parsed(text: string): Partial<Problem> {
   }
 }
 
-/** No answer, or one of a part that starts or is away: the same request may succeed in a moment. */
-export const isTemporary = (error: unknown): boolean => error instanceof ApiError && (error.status === 0 || error.status >= 502);
+/** No answer, too many requests, or a part that starts or is away: the same request may succeed in a moment. */
+export const isTemporary = (error: unknown): boolean => error instanceof ApiError && (error.status === 0 || error.status === 429 || error.status >= 502);
 
 /** What to show of an unknown error. */
 export function messageOf(error: unknown): string {

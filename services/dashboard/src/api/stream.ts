@@ -66,7 +66,8 @@ async function once(
     if (response.status === 401) sessionLost();
     if (!response.ok || !response.body) {
       const error = await errorOf(response);
-      return response.status >= 500 || response.status === 429 ? null : error;
+      // A proxy that does not know the platform for a moment may answer 404; only the platform explains its answer.
+      return response.status >= 500 || response.status === 429 || error.problem.status === undefined ? null : error;
     }
     onAlive();
     const parser = new FrameParser();

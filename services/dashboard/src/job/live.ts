@@ -103,6 +103,10 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
         if (before && !isLive(next.status)) void readAgain(queries, ["artifacts", id]);
       }
     },
+    onLeft: (of) => {
+      // Deleted: it is read again, without what is known of it, which would stay on the screen.
+      if (of === id) void queries.resetQueries({ queryKey: jobQuery(id).queryKey });
+    },
     onHistory: (_, event) =>
       queries.setQueryData(historyQuery(id).queryKey, (now) =>
         now?.some((other) => other.seq === event.seq) ? now : [...(now ?? []), event],

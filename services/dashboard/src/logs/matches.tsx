@@ -40,6 +40,8 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
     const { order, ...filter } = query;
     let timer: ReturnType<typeof setTimeout> | null = null;
     let last = 0;
+    /** Lines that have come could not be read. */
+    let behind = false;
     let before: number | undefined;
     let retry: ReturnType<typeof setTimeout> | undefined;
     const failed = (failure: unknown, again: () => void): void => {
@@ -75,6 +77,8 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
         if (page.lines.length > 0) setFound((now) => ({ ...now, lines: newest(merged(now.lines, page.lines, order), MOST) }));
         ({ more } = page);
       }
+      if (behind) setError(null);
+      behind = false;
     };
     const begin = async (): Promise<void> => {
       last = (await fetchLines(job.id, { tail: 1 }, signal)).lines.at(-1)?.seq ?? 0;
@@ -83,7 +87,12 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
       go.current();
     };
     const follow = (): void => {
-      timer ??= setTimeout(() => void later().catch((failure: unknown) => failed(failure, follow)), REFRESH_MS);
+      timer ??= setTimeout(() => {
+        void later().catch((failure: unknown) => {
+          behind = true;
+          failed(failure, follow);
+        });
+      }, REFRESH_MS);
     };
     go.current = () => void earlier().catch((failure: unknown) => failed(failure, go.current));
     const start = (): void => void begin().catch((failure: unknown) => failed(failure, start));
