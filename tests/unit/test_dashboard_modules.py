@@ -74,17 +74,25 @@ def test_a_halted_job_ran_until_it_was_halted_and_a_queued_job_does_not_run() ->
     assert ran == [{"from": "1", "to": None}, {"from": "1", "to": "2"}, {"from": "1", "to": "3"}, None, None]
 
 
-def test_a_list_keeps_states_that_are_newer_than_the_answer_that_was_on_its_way() -> None:
+def test_a_list_keeps_what_the_stream_brought_while_the_answer_was_on_its_way() -> None:
     rows = evaluate(
         "jobs/list.ts",
         """
-        const pages = (...jobs) => ({pages: [{jobs, next: null}], pageParams: [""]});
-        const known = pages({id: "a", updated: "2"}, {id: "b", updated: "1"}, {id: "gone", updated: "2"});
-        return m.withNewer(known, pages({id: "new", updated: "1"}, {id: "a", updated: "1"}, {id: "b", updated: "2"}))
-            .pages[0].jobs;
+        const job = (id, updated) => ({id, created: id, updated});
+        const answer = {pages: [{jobs: [job("4", "1"), job("3", "2"), job("2", "1")], next: null}], pageParams: [""]};
+        const ids = (data) => data.pages[0].jobs.map((row) => row.id + "@" + row.updated);
+        const meanwhile = new m.Meanwhile();
+        meanwhile.add("4", job("4", "2"));
+        meanwhile.add("3", job("3", "1"));
+        meanwhile.add("2", null);
+        meanwhile.add("5", job("5", "1"));
+        const applied = [ids(meanwhile.applied(answer, "newest", true)), ids(meanwhile.applied(answer, "newest", false))];
+        meanwhile.clear();
+        return [...applied, ids(meanwhile.applied(answer, "newest", true))];
         """,
     )
-    assert rows == [{"id": "new", "updated": "1"}, {"id": "a", "updated": "2"}, {"id": "b", "updated": "2"}]
+    changed = ["4@2", "3@2"]
+    assert rows == [["5@1", *changed], changed, ["4@1", "3@2", "2@1"]]
 
 
 def test_metrics_of_a_row_are_read_while_it_runs_and_once_after_it_was_added_or_has_ended() -> None:
