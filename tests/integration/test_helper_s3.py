@@ -257,7 +257,7 @@ async def crowded(full_s3: S3) -> AsyncGenerator[HelperTest]:
 
 
 async def test_full_store_is_reported_and_small_files_are_stored(crowded: HelperTest) -> None:
-    last = await crowded.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z", store_timeout=12_000)
+    last = await crowded.ran(f"{WRITE_LARGE}; echo small > $RESULT_DIR/z", store_timeout=40_000)
     assert last.message.startswith("NoSpace: one file could not be stored, the first is results/worker-0/large")
     assert crowded.signed("abort"), "the parts that were sent are removed"
     assert any(request.key.endswith("results/worker-0/z") for request in crowded.signed("put"))
