@@ -20,7 +20,7 @@ PRINTS = """echo "state=$JOB_STATE_DIR"
 until [ -e "$JOB_STATE_DIR/go" ]; do sleep 0.05; done
 echo last line
 until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.05; done"""
-MEASURES = """echo "state=$JOB_STATE_DIR"
+REPORTS_TWICE = """echo "state=$JOB_STATE_DIR"
 echo '{"step": 1, "loss": 0.5}'
 until [ -e "$JOB_STATE_DIR/go" ]; do sleep 0.05; done
 echo '{"step": 2, "loss": 0.25}'"""
@@ -192,7 +192,7 @@ def test_why_a_job_ended_is_shown_once_it_can_be_read(open_visit: Open, submit: 
 
 def test_a_zoom_shows_the_points_that_come_within_it(open_visit: Open, submit: Submit) -> None:
     """It showed those that there were when it was chosen, also after the end of the job."""
-    job = submit(MEASURES, name="zoomed")
+    job = submit(REPORTS_TWICE, name="zoomed")
     eventually(lambda: list(job.points()))
     page = open_visit().open(f"/ui/jobs/{job.id}?from=0&to=10")
     expect(page.locator(".chart .legend-value")).to_have_text("0.5")

@@ -86,7 +86,7 @@ def test_a_list_keeps_what_the_stream_brought_while_the_answer_was_on_its_way() 
         meanwhile.add("3", job("3", "1"));
         meanwhile.add("2", null);
         meanwhile.add("5", job("5", "1"));
-        const applied = [ids(meanwhile.applied(answer, "newest", true)), ids(meanwhile.applied(answer, "newest", false))];
+        const applied = [true, false].map((accepts) => ids(meanwhile.applied(answer, "newest", accepts)));
         meanwhile.clear();
         return [...applied, ids(meanwhile.applied(answer, "newest", true))];
         """,
