@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import pytest
@@ -312,7 +312,7 @@ def assignment_of(objects: Path, attempt: int) -> Assignment:
     return an_assignment(plan, objects=str(objects))
 
 
-FIRST, SECOND = {"base": "same", "step-1": "1"}, {"base": "same", "step-2": "2"}
+FIRST, SECOND, THIRD = ({"base": "same", f"step-{number}": str(number)} for number in (1, 2, 3))
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
@@ -345,6 +345,30 @@ async def test_helper_killed_at_any_step_of_a_snapshot_leaves_none_in_part(tmp_p
         if ended:
             break
     assert deaths > 20
+    promise.kept(deaths, "helpers killed within a snapshot")
+
+
+@pytest.mark.promise("R4")
+async def test_two_helpers_killed_one_after_the_other_leave_nothing_that_no_snapshot_needs(
+    tmp_path: Path, promise: Promise
+) -> None:
+    """What the first one was about to remove stayed in the store if the second one ended as it had written the index."""
+    deaths = 0
+    calls = 10
+    for first, second in product(range(1, calls), repeat=2):
+        saved = SavedTwice(tmp_path / f"{first}-{second}")
+        write(saved.folder, FIRST)
+        await saved.snapshot(None, final=False)
+        for files, death in ((SECOND, first), (THIRD, second)):
+            write(saved.folder, files)
+            try:
+                assert await saved.snapshot((death, "after"), final=False) < calls
+            except KilledError:
+                deaths += 1
+        await saved.snapshot(None, final=True)
+        assert await saved.restored() == THIRD
+        assert saved.stored() == ["3", "same"], (first, second)
+    assert deaths > 80
     promise.kept(deaths, "helpers killed within a snapshot")
 
 

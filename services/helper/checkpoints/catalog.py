@@ -67,14 +67,15 @@ class Catalog:
         catalog = cls(path, records=list(index.records))
         if saved is not None:
             catalog.last_use |= saved.last_use
-            catalog.unsure |= saved.last_use.keys() | saved.garbage
+            catalog.unsure |= saved.last_use.keys()
             catalog.manifests |= saved.manifests
-            catalog.last_use |= dict.fromkeys(saved.garbage, catalog.next_seq)
         for seq, files in manifests:
             catalog.manifests.add(seq)
             for file in files:
                 catalog.last_use[file.sha256] = max(seq, catalog.last_use.get(file.sha256, 0))
                 catalog.unsure.discard(file.sha256)
+        if saved is not None:
+            catalog.garbage = saved.garbage - catalog.last_use.keys()
         return catalog
 
     @property

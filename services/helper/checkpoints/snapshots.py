@@ -164,6 +164,8 @@ class SnapshotStore:
             files=len(files),
             size=sum(file.size for file in files),
         )
+        # What another snapshot was about to name that was not committed may be part of the one before.
+        catalog.last_use = {digest: min(seq, record.seq - 1) for digest, seq in catalog.last_use.items()}
         catalog.last_use |= dict.fromkeys((file.sha256 for file in files), record.seq)
         catalog.manifests.add(record.seq)
         catalog.save()
