@@ -352,7 +352,7 @@ async def test_helper_killed_at_any_step_of_a_snapshot_leaves_none_in_part(tmp_p
 async def test_two_helpers_killed_one_after_the_other_leave_nothing_that_no_snapshot_needs(
     tmp_path: Path, promise: Promise
 ) -> None:
-    """What the first one was about to remove stayed in the store if the second one ended as it had written the index."""
+    """What the first was about to remove stayed in the store if the second ended as it had written the index."""
     deaths = 0
     calls = 10
     for first, second in product(range(1, calls), repeat=2):
