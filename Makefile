@@ -62,7 +62,7 @@ hostile: setup ## Tricks of hostile learners and users, audited (ON=...)
 
 test-browser: setup dashboard ## The dashboard in a real browser (ARGS=... for pytest)
 	@scripts/test-packages.sh --browser
-	@$(BIN)/pytest -q tests/browser $(ARGS)
+	@$(BIN)/pytest -q tests/browser -n 2 $(ARGS)
 
 test-cluster: setup ## The tests on Kubernetes (KUBECONFIG=...: on that)
 	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/cluster $(ARGS)

@@ -19,6 +19,8 @@ from xdist.scheduler import LoadScopeScheduling
 FOLDERS: Final = ("tests/cluster", "tests/browser", "tests/compose", "tests/helm")
 """Folders that are a unit: their tests share a Kubernetes cluster, a platform and a browser, or an installation. They
 are packages, whose fixtures end with them."""
+_SPLIT: Final = "tests/browser"
+"""A folder that is no unit where its tests are all that is run: each worker then starts a platform and a browser."""
 _TOGETHER: Final = {"tests/helm": "tests/cluster"}
 """Folder -> the folder to whose unit it belongs: each starts a Kubernetes cluster, and two at once are slow."""
 LONGEST: Final[Sequence[str]] = (
@@ -58,6 +60,8 @@ _SERIAL: Final = frozenset({"usepdb", "trace", "collectonly"})
 
 def units(nodeids: Collection[str]) -> dict[str, str]:
     """Test -> its unit."""
+    if all(nodeid.startswith(f"{_SPLIT}/") for nodeid in nodeids):
+        return {nodeid: _file(nodeid) for nodeid in nodeids}
     sharing = {_file(nodeid) for nodeid in nodeids if "every-hint-dropped" in nodeid}
     return {nodeid: _unit(nodeid, sharing) for nodeid in nodeids}
 

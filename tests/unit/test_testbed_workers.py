@@ -38,6 +38,12 @@ def test_tests_on_one_platform_or_cluster_are_one_unit_and_all_others_go_by_file
     ]
 
 
+def test_tests_in_a_browser_are_one_unit_but_in_a_run_of_their_own() -> None:
+    browser = ["tests/browser/test_jobs.py::test_one", "tests/browser/test_live.py::test_two"]
+    assert list(units(browser).values()) == ["tests/browser/test_jobs.py", "tests/browser/test_live.py"]
+    assert list(units([*browser, "a/test_up.py::test_three"]).values()) == ["tests/browser"] * 2 + ["a/test_up.py"]
+
+
 def test_every_file_that_is_said_to_take_long_is_there() -> None:
     files = [unit for unit in LONGEST if not unit.startswith("platform ")]
     assert [file for file in files if not (ROOT / file).exists()] == []
