@@ -6,7 +6,7 @@ import os
 GC_THRESHOLDS = gc.get_threshold()
 """Python's own. A process that runs for long restores them after its start (core/runtime/garbage_collection.py)."""
 
-# gRPC's core reads both when it is imported, so it has to be told before.
+# gRPC's core reads both when it is imported, so they are set before.
 # It writes lines of its own form on stderr when all is well ("Got goaway"), amid our JSON. Set GRPC_VERBOSITY to see
 # them.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -101,7 +101,7 @@ def test_a_list_shows_what_changed_while_its_first_answer_was_on_its_way(
     if stream_begins == "after them":
         page.route("**/v1/stream?*", lambda route: streams.append(route))  # noqa: PLW0108 - it is marked
     visited.open("/ui/jobs")
-    eventually(lambda: page.evaluate("true") and lists)  # routes are called while the page is asked for something
+    eventually(lambda: page.evaluate("true") and lists)  # Playwright calls routes while it runs a command
     answers = [(route, route.fetch()) for route in lists]
 
     def stream_has(text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import apsw
@@ -14,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from services.core.runtime.processes import ProcessIdentity
+from tests.browser.learners import state_folder
 from tests.testbed.browser import Visit, sign_in, visit
 from tests.testbed.platform import Platform
 from tests.waiting import HANG_S, eventually
@@ -43,15 +43,6 @@ JSON.parse = (...parameters) => {
 def status(page: Page, name: str) -> None:
     """Waits until the job on the page has the status."""
     expect(page.locator(".strip .status")).to_have_text(name)
-
-
-def state_folder(job: Job) -> Path:
-    """Where the learner of ``STEPS`` waits for files."""
-
-    def printed() -> str:
-        return next((line.text for line in job.logs() if line.text.startswith("state=")), "")
-
-    return Path(eventually(printed).removeprefix("state="))
 
 
 def test_signing_in_needs_the_right_key_and_signing_out_ends_the_session(browser: Browser, weft_up: Platform) -> None:

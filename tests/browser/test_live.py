@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from playwright.sync_api import APIResponse, Locator, Page, Route, expect
 
+from tests.browser.learners import state_folder
 from tests.testbed.browser import Visit
 from tests.waiting import HANG_S, eventually
 from weft import Job
@@ -73,7 +73,7 @@ def test_a_list_that_could_not_be_read_again_is_read_once_the_platform_answers(
     expect(row(page, killed)).to_contain_text("queued")
     killed.kill()
     expect(row(other, killed)).to_contain_text("killed")  # so the stream that begins now has no more of this job
-    eventually(lambda: page.evaluate("true") and streams)  # routes are called while the page is asked for something
+    eventually(lambda: page.evaluate("true") and streams)  # Playwright calls routes while it runs a command
     page.route("**/v1/jobs?*", lambda route: route.fulfill(status=429))
     page.unroute("**/v1/stream?*")
     for route in streams:
@@ -127,7 +127,7 @@ def test_a_log_that_is_opened_again_has_the_lines_that_came_meanwhile(open_visit
     log.click()
     first = page.locator(".log-panel", has_text="state=")
     expect(first).to_be_visible()
-    state = Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="))
+    state = state_folder(job)
     page.go_back()
     expect(first).to_have_count(0)
     tails = list[Route]()
@@ -161,7 +161,7 @@ def test_a_searched_log_has_its_last_line_after_too_many_searches(open_visit: Op
     page.route("**/logs?*after=*", answer)
     visited.open(f"/ui/jobs/{job.id}?tab=logs&search=state|last")
     expect(page.locator(".log-panel", has_text="state=")).to_be_visible()
-    Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="), "go").touch()
+    (state_folder(job) / "go").touch()
     expect(page.locator(".log-panel", has_text="last line")).to_be_visible()
     assert len(refused) > 1
     expect(page.get_by_role("alert")).to_have_count(0)
@@ -196,7 +196,7 @@ def test_a_zoom_shows_the_points_that_come_within_it(open_visit: Open, submit: S
     eventually(lambda: list(job.points()))
     page = open_visit().open(f"/ui/jobs/{job.id}?from=0&to=10")
     expect(page.locator(".chart .legend-value")).to_have_text("0.5")
-    Path(eventually(lambda: next((line.text for line in job.logs()), "")).removeprefix("state="), "go").touch()
+    (state_folder(job) / "go").touch()
     expect(page.locator(".chart .legend-value")).to_have_text("0.25")
 
 

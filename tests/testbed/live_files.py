@@ -17,12 +17,12 @@ def live_files(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def files_with(folder: Path, words: Collection[bytes]) -> list[str]:
+def files_with(folder: Path, words: Collection[bytes]) -> list[Path]:
     """The files below a folder that contain one of the words."""
-    containing: list[str] = []
+    containing: list[Path] = []
     for path in live_files(folder):
         with suppress(FileNotFoundError):
             content = path.read_bytes()
             if any(word in content for word in words):
-                containing.append(str(path))
+                containing.append(path)
     return containing

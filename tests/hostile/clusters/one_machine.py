@@ -123,7 +123,7 @@ class OneMachine:
         folder = self._learner_folder(job)
         output = folder / "runs" / "1"  # holds what the learner prints
         own = {folder / "job", output / "stdout", output / "stderr", folder / "spool"}
-        for path in map(Path, files_with(folder, [FORGED.encode()])):
+        for path in files_with(folder, [FORGED.encode()]):
             if not own & {path, *path.parents}:
                 yield f"the learner has written {path}"
         for name in ("learner.json", "shim.json", "runs/1/start.json", "job"):

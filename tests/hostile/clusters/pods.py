@@ -182,7 +182,7 @@ class Pods:
     def damage(self, job: Job) -> Iterator[str]:
         folder = self._folders[job.id] / "volumes"
         for path in files_with(folder, [FORGED.encode()]):
-            volume = Path(path).relative_to(folder).parts[1:2]
+            volume = path.relative_to(folder).parts[1:2]
             if not _OWN_VOLUMES & {*volume}:
                 yield f"the learner has written {path}"
         for name in ("control/go", "private"):

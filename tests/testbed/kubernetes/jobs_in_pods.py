@@ -54,7 +54,7 @@ def kill_and_await_gone(cluster: Cluster, job: Job) -> float:
 
 
 def containers(pod: dict[str, Any]) -> list[str]:
-    """Their ids: another one was started anew. Empty for one of which the node has not told yet that it was started."""
+    """Ids of its containers; one that was restarted has another id. Empty until the kubelet has reported it."""
     status = pod["status"]
     return [entry.get("containerID", "") for entry in (*status["initContainerStatuses"], *status["containerStatuses"])]
 

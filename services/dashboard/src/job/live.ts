@@ -104,7 +104,7 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
       }
     },
     onLeft: (of) => {
-      // Deleted: it is read again, without what is known of it, which would stay on the screen.
+      // Deleted: the cached job is dropped, too. It would stay on the screen while it cannot be read.
       if (of === id) void queries.resetQueries({ queryKey: jobQuery(id).queryKey });
     },
     onHistory: (_, event) =>
