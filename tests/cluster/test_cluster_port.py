@@ -74,18 +74,22 @@ async def cluster(
 def scene(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> Scene:
     async def prints_up(gang: AttemptPlan) -> None:
         await await_all(cluster, gang, "running")
-        await until(output(stand_in, api, gang, "up\n"))
+        await until(output(stand_in, api, gang, "up"))
 
     return Scene(cluster, ["node-1", "node-2"], prints_up, partial(waits_for_the_end, cluster))
 
 
-def output(stand_in: StandIn, api: Api, gang: AttemptPlan, text: str) -> Callable[[], Awaitable[bool]]:
-    """A condition: every learner has printed these lines, among others of its shell."""
+def output(stand_in: StandIn, api: Api, gang: AttemptPlan, line: str) -> Callable[[], Awaitable[bool]]:
+    """A condition: every learner has printed this line.
+
+    One line only: those of its stderr come anywhere between two of its stdout ("Terminated", of a shell whose program is
+    ended by a signal).
+    """
 
     async def printed() -> bool:
         pods = await pods_of(api, OPTIONS, gang.job)
         logs = await asyncio.gather(*(stand_in.log(pod, "learner") for pod in pods.values()))
-        return len(logs) == len(gang.learners) and all(text in log for log in logs)
+        return len(logs) == len(gang.learners) and all(line in log.splitlines() for log in logs)
 
     return printed
 
@@ -100,7 +104,7 @@ async def test_gang_of_two_reaches_each_other_by_name_with_rank_and_world_size(
     """
     gang = small_plan([serves] * 2, distribution="torchrun")
     await start(cluster, gang)
-    await until(output(stand_in, api, gang, "0 of 2 at 29500\n"))
+    await until(output(stand_in, api, gang, "0 of 2 at 29500"))
     processes = await await_all(cluster, gang, "running")
     assert {process.node for process in processes.values()} <= {"node-1", "node-2"}
     assert all(process.run == 1 and process.started for process in processes.values())
@@ -182,18 +186,18 @@ async def test_users_text_reaches_the_command_unchanged(
     gang = small_plan(['printf "%s\\n" "$MINE"'], env={"MINE": text})
     await start(cluster, gang)
     await await_all(cluster, gang, "exited")
-    await until(output(stand_in, api, gang, f"{text}\n"))
+    await until(output(stand_in, api, gang, text))
     await teardown(cluster, gang)
 
 
 async def test_halted_learner_saves_within_its_grace(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> None:
     gang = small_plan(['trap "echo saved; exit 9" TERM; echo up; while :; do sleep 0.01; done'])
     await start(cluster, gang)
-    await until(output(stand_in, api, gang, "up\n"))
+    await until(output(stand_in, api, gang, "up"))
     await stop(cluster, gang, "halt", 20_000)
     end = await await_exit(cluster, gang)
     assert (end.code, end.stop_cause) == (9, "halt")
-    await until(output(stand_in, api, gang, "up\nsaved\n"))
+    await until(output(stand_in, api, gang, "saved"))
     await teardown(cluster, gang)
 
 
@@ -203,7 +207,7 @@ async def test_helper_that_does_not_obey_is_stopped_with_its_pod(
     stand_in.obeys = False
     gang = small_plan(["trap '' TERM; echo up; while :; do sleep 0.01; done"])
     await start(cluster, gang)
-    await until(output(stand_in, api, gang, "up\n"))
+    await until(output(stand_in, api, gang, "up"))
     await stop(cluster, gang, "kill", 0)
 
     async def ended() -> bool:
