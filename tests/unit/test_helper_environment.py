@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from services.core.domain.outages import Outage
 from services.helper.fetch import environment
-from services.helper.fetch.environment import EnvironmentSpec, required_environment, with_system_authorities
+from services.helper.fetch.environment import (
+    EnvironmentSpec,
+    mirror_of_pip,
+    required_environment,
+    with_system_authorities,
+)
 from services.helper.fetch.progress import FetchFailed
 
 
@@ -114,3 +120,26 @@ def test_authorities_of_the_system_count_for_packages(tmp_path: Path) -> None:
     assert with_system_authorities({"A": "1"}, [empty, bundle]) == {"A": "1", "UV_SYSTEM_CERTS": "true"}
     assert with_system_authorities({"UV_SYSTEM_CERTS": "false"}, [bundle]) == {"UV_SYSTEM_CERTS": "false"}
     assert with_system_authorities({}, [empty, tmp_path / "missing"]) == {}
+
+
+def test_packages_come_from_no_other_index_when_the_settings_of_pip_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine, packages were taken from the public index instead of the company's."""
+    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    pip = tmp_path / "python"
+
+    def answers(*lines: str) -> str:
+        pip.write_text("\n".join(("#!/bin/sh", *lines, "")))
+        pip.chmod(0o755)
+        return str(pip)
+
+    assert mirror_of_pip(answers("echo https://packages.example/simple")) == "https://packages.example/simple"
+    assert mirror_of_pip(answers("echo 'No such key' >&2", "exit 1")) == ""
+    hangs = answers("exec sleep 1000")
+    for python, timeout_s in ((hangs, 0.1), (str(tmp_path / "missing"), 60)):
+        with pytest.raises(FetchFailed, match="UV_DEFAULT_INDEX") as failed:
+            mirror_of_pip(python, timeout_s)
+        assert failed.value.reason == Outage.MACHINE_FAULT
+    monkeypatch.setenv("PIP_INDEX_URL", "https://given.example/simple")
+    assert mirror_of_pip(hangs, 0.1) == "https://given.example/simple"

@@ -339,7 +339,7 @@ class _Uv:
             out |= {"HOME": str(self._cache), "TMPDIR": str(self._cache)}
             for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
                 out.pop(name, None)
-        if not out.get("UV_DEFAULT_INDEX") and not out.get("UV_INDEX_URL") and (mirror := _mirror()):
+        if not out.get("UV_DEFAULT_INDEX") and not out.get("UV_INDEX_URL") and (mirror := mirror_of_pip()):
             out["UV_DEFAULT_INDEX"] = mirror
         return out
 
@@ -356,15 +356,23 @@ def with_system_authorities(
     return {"UV_SYSTEM_CERTS": "true", **environment}
 
 
-def _mirror() -> str:
-    """The package index of pip's settings, which uv does not read. Empty: the public one."""
+def mirror_of_pip(python: str = sys.executable, timeout_s: float = 60) -> str:
+    """The package index of pip's settings, which uv does not read. Empty: they name none.
+
+    Raises FetchFailed if they cannot be read: on the public index, others may offer packages under a company's names.
+    """
     if given := os.environ.get("PIP_INDEX_URL"):
         return given
-    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    command = [python, "-m", "pip", "config", "get", "global.index-url"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log_event("pip.unreadable", error=repr(error))
+        raise FetchFailed(
+            Outage.MACHINE_FAULT,
+            f"the environment cannot be built. The package index is unknown: `python {' '.join(command[1:])}` did "
+            "not end on the job's machine. Set UV_DEFAULT_INDEX there if that happens again",
+        ) from error
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
