@@ -2,7 +2,7 @@
 
     python squatter.py FOLDER PORT...
 
-It tries without a pause to bind each port of loopback, and to put a socket in the place of each name in FOLDER. It
+It tries, a thousand times a second, to bind each port, and to put a socket in the place of each name in FOLDER. It
 prints ``ready`` once, and a line for each address that it got and for everything that anybody sent to it. A port that
 it had it tries again once its service has listened there: otherwise that service would not start as long as this
 program runs.
@@ -14,6 +14,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 NAMES = (
@@ -28,6 +29,10 @@ NAMES = (
     "api-behind-grpc",
     "api-inner",
 )
+PAUSE_S = 0.001
+"""An address of a service that restarts is free for far longer. Without a pause this program takes a whole processor,
+and the services restart half as often.
+"""
 _LISTEN = "0A"
 """A state of a connection in /proc/net/tcp."""
 
@@ -108,6 +113,7 @@ def main() -> None:
                 say(f"{name} could be replaced")
                 report_one(listener, name)
                 listener.close()
+        time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":
