@@ -82,8 +82,8 @@ def scene(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> Scene:
 def output(stand_in: StandIn, api: Api, gang: AttemptPlan, line: str) -> Callable[[], Awaitable[bool]]:
     """A condition: every learner has printed this line.
 
-    One line only: those of its stderr come anywhere between two of its stdout ("Terminated", of a shell whose program is
-    ended by a signal).
+    One line only: those of its stderr come anywhere between two of its stdout ("Terminated", of a shell whose program
+    is ended by a signal).
     """
 
     async def printed() -> bool:
