@@ -16,6 +16,27 @@ const SETTLED_MS = 700;
 let scrolledAt = 0;
 document.addEventListener("scroll", () => (scrolledAt = performance.now()), { capture: true, passive: true });
 
+/** Nothing was scrolled for a moment. */
+const isStill = (): boolean => performance.now() - scrolledAt >= PAUSE_MS;
+
+/** Charts that wait to be drawn, one in a frame: a row of them in one frame would be seen as a jerk. */
+const turns = new Set<() => void>();
+
+/** Calls in a frame in which no other chart is drawn. Returns a function that gives the turn up. */
+function inTurn(draw: () => void): () => void {
+  if (turns.size === 0) requestAnimationFrame(nextTurn);
+  turns.add(draw);
+  return () => turns.delete(draw);
+}
+
+function nextTurn(): void {
+  const [draw] = turns;
+  if (!draw) return;
+  turns.delete(draw);
+  if (turns.size > 0) requestAnimationFrame(nextTurn);
+  draw();
+}
+
 export function AllMetrics({ names, shown, onShown, ids, filter, group }: Omit<Chosen, "metric"> & { names: string[]; shown: boolean; onShown: (shown: boolean) => void }) {
   const queryOf = useMemo(() => statisticsQueries({ ids, filter, group }, POINTS), [ids, filter, group]);
   return (
@@ -56,8 +77,7 @@ function InView(metric: MetricProps) {
         if (!entries.at(-1)?.isIntersecting) return setNear(false);
         const since = performance.now();
         const wait = (): void => {
-          const now = performance.now();
-          if (now - scrolledAt >= PAUSE_MS || now - since >= SETTLED_MS) setNear(true);
+          if (isStill() || performance.now() - since >= SETTLED_MS) setNear(true);
           else settled = setTimeout(wait, PAUSE_MS / 2);
         };
         wait();
@@ -78,8 +98,23 @@ function InView(metric: MetricProps) {
 }
 
 function Metric({ metric, queryOf }: MetricProps) {
-  const statistics = useQuery(queryOf(metric));
+  const [still, setStill] = useState(isStill);
+  useEffect(() => {
+    if (still) return undefined;
+    const timer = setInterval(() => setStill(isStill()), PAUSE_MS / 2);
+    return () => clearInterval(timer);
+  }, [still]);
+  // The server reads all jobs for it: what is here already is not read again for a reader who goes on.
+  const statistics = useQuery({ ...queryOf(metric), enabled: (query) => still || query.state.data === undefined });
+  const ready = statistics.data !== undefined;
+  const [drawn, setDrawn] = useState(false);
+  useEffect(() => (ready ? inTurn(() => setDrawn(true)) : undefined), [ready]);
   const lines = useMemo(() => bandsOf(statistics.data), [statistics.data]);
   if (statistics.error) return <ErrorNote error={statistics.error} />;
-  return <Chart title={metric} lines={lines} xKind="step" log={false} zoom={null} onZoom={() => undefined} height={HEIGHT_PX} />;
+  if (drawn) return <Chart title={metric} lines={lines} xKind="step" log={false} zoom={null} onZoom={() => undefined} height={HEIGHT_PX} />;
+  return (
+    <figure className="chart">
+      <figcaption className="chart-title">{metric}</figcaption>
+    </figure>
+  );
 }
