@@ -87,6 +87,23 @@ def test_a_list_that_could_not_be_read_again_is_read_once_the_platform_answers(
     new.kill()
 
 
+def test_a_list_that_is_opened_while_the_platform_starts_is_read_once_it_answers(
+    open_visit: Open, submit: Submit
+) -> None:
+    """It showed the error until it was read again by hand, and was not live then."""
+    job = waiting(submit, "found-late")
+    visited = open_visit()
+    page = visited.page
+    page.route("**/v1/jobs?*", lambda route: route.fulfill(status=503))
+    visited.open("/ui/jobs")
+    expect(page.get_by_role("alert")).to_contain_text("503")
+    page.unroute("**/v1/jobs?*")
+    expect(row(page, job)).to_contain_text("queued")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    job.kill()
+    expect(row(page, job)).to_contain_text("killed")
+
+
 def test_a_list_that_is_opened_while_the_store_is_away_shows_what_changed_before(
     open_visit: Open, submit: Submit
 ) -> None:

@@ -190,8 +190,45 @@ def test_a_page_that_is_open_for_long_keeps_a_bounded_number_of_characters() -> 
           log = log.with(Array.from({length: 500}, (_, index) => ({seq: seq + index, text})));
         const pages = Array.from({length: 60}, (_, page) => log.missing(page) === null);
         const matching = m.newest(Array.from({length: 50_000}, (_, seq) => ({seq, text})), 50_000);
-        return {pages, matching: matching.length, last: matching.at(-1).seq};
+        return {pages, matching: matching.lines.length, last: matching.lines.at(-1).seq, before: matching.before};
         """,
     )
     assert kept["pages"] == [False] * 56 + [True] * 4
-    assert (kept["matching"], kept["last"]) == (2441, 49_999)
+    assert (kept["matching"], kept["last"], kept["before"]) == (2441, 49_999, 47_559)
+
+
+def test_lines_that_a_long_log_drops_are_before_the_place_where_earlier_ones_are_read() -> None:
+    """Those between the first lines that were read and the last ones that were kept could not be read again."""
+    cases = evaluate(
+        "logs/log.ts",
+        """
+        const lines = (seqs) => seqs.map((seq) => ({seq, text: ""}));
+        const kept = (seqs, most) => {
+          const {lines: rest, before} = m.newest(lines(seqs), most);
+          return [rest.map((line) => line.seq), before];
+        };
+        return [kept([1, 2, 3], 3), kept([1, 2, 3, 4], 3), kept([1, 5, 2, 3, 4], 3)];
+        """,
+    )
+    # The last one is merged by time: line 5 was printed before line 2 by the clock of another learner.
+    assert cases == [[[1, 2, 3], None], [[2, 3, 4], 2], [[2, 3, 4], 6]]
+
+
+def test_points_of_two_streams_that_overlap_are_drawn_once_and_none_is_left_out() -> None:
+    """A point without a step was drawn twice when the log was opened while it came."""
+    drawn = evaluate(
+        "job/received.ts",
+        """
+        const received = new m.Received();
+        const seqs = (...all) => received.fresh(all.map((seq) => ({seq})));
+        const points = [];
+        const step = (...all) => points.push(seqs(...all).map((point) => point.seq));
+        received.answered(10); received.begun(10); step(11, 12);
+        step(13); received.begun(12); step(13, 14); // the log is opened: the former stream ends a moment later
+        received.answered(12); step(15); // read again, by an answer without the last points; 15 is of the former stream
+        received.begun(12); step(13, 14, 15, 16);
+        received.answered(undefined); received.begun(20); step(21);
+        return points;
+        """,
+    )
+    assert drawn == [[11, 12], [13], [14], [], [13, 14, 15, 16], [21]]

@@ -13,8 +13,8 @@ export interface Handlers {
   onLines?: (id: string, lines: JobLine[]) => void;
   /** The stored data of a part of a job (job, points, lines) cannot be read. The server tries it again. */
   onDamaged?: (id: string, part: string, message: string) => void;
-  /** Points or lines of a job begin, or go on after damage. */
-  onStart?: (id: string, part: string) => void;
+  /** Points or lines of a job begin after `seq`, or go on after damage. */
+  onStart?: (id: string, part: string, seq: number) => void;
 }
 
 /** Follows `/v1/stream?parameters`; null: nothing (yet). */
@@ -47,5 +47,5 @@ function dispatch(event: string, text: string, handlers: Handlers): void {
   else if (event === "points") handlers.onPoints?.(data.id, data.points);
   else if (event === "lines") handlers.onLines?.(data.id, data.lines);
   else if (event === "damaged") handlers.onDamaged?.(data.id, data.part, data.message);
-  else if (event === "start") handlers.onStart?.(data.id, data.part);
+  else if (event === "start") handlers.onStart?.(data.id, data.part, data.seq);
 }

@@ -6,6 +6,7 @@ import { isTemporary } from "../api/problem.ts";
 import { curvesQuery, explainQuery, historyQuery, jobQuery, progressQuery, readAgain } from "../api/queries.ts";
 import { isLive, type Job, type JobEvent, type JobLine, type JobPoint } from "../api/types.ts";
 import { type Curve, curveOf, withPoints } from "../charts/series.ts";
+import { Received } from "./received.ts";
 
 const PROGRESS_MS = 3000;
 const PLACE_MS = 3000;
@@ -51,12 +52,13 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
   const [grown, setGrown] = useState<Grown | null>(null);
   const curves = grown?.from === read ? grown.curves : read;
   const waiting = useRef<JobPoint[] | null>([]);
-  /** The last point since the curves were read, and the last line. */
-  const seen = useRef({ point: 0, line: 0 });
+  const { current: received } = useRef(new Received());
+  const lastLine = useRef(0);
   const { refetch } = series;
+  const through = series.data?.through;
   useEffect(() => {
     waiting.current = [];
-    seen.current.point = 0;
+    received.answered(through);
     const timer = setInterval(() => {
       const points = waiting.current;
       if (points?.length === 0 || document.hidden) return;
@@ -65,21 +67,20 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
       else setGrown((now) => ({ from: read, curves: withPoints(now?.from === read ? now.curves : read, points) }));
     }, DRAWN_EVERY_MS);
     return () => clearInterval(timer);
-  }, [read, refetch]);
+  }, [read, received, refetch, through]);
 
   // The stream begins where the answers end, or what it has brought since. It is opened anew only for other parts or answers.
-  const begin = useRef({ through: series.data?.through, after: 0 });
-  begin.current = { through: series.data?.through, after: log?.after ?? 0 };
+  const linesAfter = useRef(0);
+  linesAfter.current = log?.after ?? 0;
   const parts = series.isPending ? null : `${id}|${series.data ? "p" : ""}|${log ? "l" : ""}`;
   const [stream, setStream] = useState<string | null>(null);
   useEffect(() => {
     if (parts === null) return setStream(null);
     const words = new URLSearchParams({ job: id });
-    const { through, after } = begin.current;
-    if (parts.includes("|p|")) words.append("points", through === undefined ? id : `${id}:${Math.max(through, seen.current.point)}`);
-    if (parts.endsWith("|l")) words.append("lines", `${id}:${Math.max(after, seen.current.line)}`);
+    if (parts.includes("|p|")) words.append("points", received.last === undefined ? id : `${id}:${received.last}`);
+    if (parts.endsWith("|l")) words.append("lines", `${id}:${Math.max(linesAfter.current, lastLine.current)}`);
     return setStream(words.toString());
-  }, [parts, id, series.dataUpdatedAt]);
+  }, [parts, id, received, series.dataUpdatedAt]);
 
   const [damaged, setDamaged] = useState<ReadonlyMap<string, string>>(new Map());
   const sound = (part: string): void =>
@@ -87,7 +88,11 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
 
   useLive(stream, {
     onDamaged: (of, part, message) => of === id && setDamaged((now) => new Map(now).set(part, message)),
-    onStart: (of, part) => of === id && sound(part),
+    onStart: (of, part, seq) => {
+      if (of !== id) return;
+      sound(part);
+      if (part === "points") received.begun(seq);
+    },
     onReady: (resumed) => {
       if (resumed) return;
       for (const part of ["job", "history", "explain", "progress"]) void readAgain(queries, [part, id]);
@@ -113,14 +118,14 @@ export function useLiveJob(id: string, log: { after: number; onLines: LineListen
       ),
     onPoints: (of, points) => {
       if (of !== id) return;
-      waiting.current?.push(...points);
+      const fresh = received.fresh(points);
+      waiting.current?.push(...fresh);
       if ((waiting.current?.length ?? 0) > MOST_WAITING) waiting.current = null;
-      seen.current.point = Math.max(seen.current.point, points.at(-1)?.seq ?? 0);
     },
     onLines: (of, lines) => {
       if (of !== id) return;
       log?.onLines(lines);
-      seen.current.line = Math.max(seen.current.line, lines.at(-1)?.seq ?? 0);
+      lastLine.current = Math.max(lastLine.current, lines.at(-1)?.seq ?? 0);
     },
   });
   return {

@@ -2,6 +2,7 @@
 import { useInfiniteQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useMemo } from "react";
 import { useLive } from "../api/live.ts";
+import { isTemporary } from "../api/problem.ts";
 import { change, jobsKey, jobsQuery, type JobsFilter, readAgain } from "../api/queries.ts";
 import type { Job } from "../api/types.ts";
 import { comparesMetrics, isListed, Meanwhile, type Pages, withJob, withoutJob } from "./list.ts";
@@ -16,8 +17,9 @@ export function useLiveList(filter: JobsFilter) {
   const { changes: meanwhile } = useMemo(() => ({ filter, changes: new Meanwhile() }), [filter]);
   const listing = useInfiniteQuery({
     ...jobsQuery(filter, (pages) => meanwhile.applied(pages, order, acceptsAll)),
-    // Nothing else reads a list again that lacks changes and could not be read, or was answered from the past.
-    refetchInterval: ({ state }) => (state.data && (state.isInvalidated || state.data.pages.some((page) => page.isOld)) ? LIST_MS : false),
+    // Nothing else reads a list again that could not be read, lacks changes, or was answered from the past.
+    refetchInterval: ({ state: { data, error, isInvalidated } }) =>
+      (data ? isInvalidated || data.pages.some((page) => page.isOld) : isTemporary(error)) ? LIST_MS : false,
   });
   const readSoon = useReadingAgain(filter);
   useEffect(() => {
@@ -32,7 +34,7 @@ export function useLiveList(filter: JobsFilter) {
     else meanwhile.clear();
     change(queries, queryKey, apply);
   };
-  const wrongFilter = listing.error !== null && listing.data === undefined;
+  const wrongFilter = listing.error !== null && listing.data === undefined && !isTemporary(listing.error);
   useLive(wrongFilter ? null : new URLSearchParams({ list: "true", ...(q ? { q } : {}), ...(tenant ? { tenant } : {}) }).toString(), {
     onReady: (resumed) => {
       if (resumed) return;

@@ -23,6 +23,8 @@ interface Found {
   searching: boolean;
 }
 
+const NOTHING: Found = { lines: [], previous: null, searching: true };
+
 interface Matching extends Found {
   error: unknown;
   earlier: () => void;
@@ -30,7 +32,7 @@ interface Matching extends Found {
 
 /** Reads the last lines, goes on where a search stopped for its time, and adds lines as they come. */
 function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLine[]) => void) | null>, onStart: (after: number) => void): Matching {
-  const [found, setFound] = useState<Found>({ lines: [], previous: null, searching: true });
+  const [found, setFound] = useState(NOTHING);
   const [error, setError] = useState<unknown>(null);
   const go = useRef<() => void>(() => undefined);
 
@@ -43,16 +45,33 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
     /** Lines that have come could not be read. */
     let behind = false;
     let before: number | undefined;
+    let shown = NOTHING;
+    /** Meanwhile no line is dropped: it would be missing between those that are read and those that are shown. */
+    let goesBack = false;
+    /** Grows with what the reader has gone back to. */
+    let most = MOST;
     let retry: ReturnType<typeof setTimeout> | undefined;
+    const show = (change: Partial<Found>): void => {
+      shown = { ...shown, ...change };
+      setFound(shown);
+    };
     const failed = (failure: unknown, again: () => void): void => {
       if (signal.aborted) return;
       setError(failure);
-      setFound((now) => ({ ...now, searching: false }));
+      show({ searching: false });
       if (isTemporary(failure)) retry = setTimeout(again, RETRY_MS);
     };
     const earlier = async (): Promise<void> => {
       setError(null);
-      setFound((now) => ({ ...now, searching: true }));
+      show({ searching: true });
+      goesBack = true;
+      try {
+        await goBack();
+      } finally {
+        goesBack = false;
+      }
+    };
+    const goBack = async (): Promise<void> => {
       for (let wanted = PART; ; ) {
         const bounds = before === undefined ? {} : { before };
         let page = await fetchLines(job.id, { ...query, ...bounds, tail: wanted }, signal);
@@ -65,16 +84,26 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
         wanted -= part.length;
         before = previous ?? before;
         const searching = partial && wanted > 0;
-        setFound((now) => ({ lines: merged(now.lines, part, order), previous, searching }));
+        const lines = merged(shown.lines, part, order);
+        most = Math.max(most, lines.length);
+        show({ lines, previous, searching });
         if (!searching) return;
       }
+    };
+    const added = (part: readonly JobLine[]): Partial<Found> => {
+      const all = merged(shown.lines, part, order);
+      if (goesBack) return { lines: all };
+      const kept = newest(all, most);
+      if (kept.before === null) return { lines: all };
+      before = kept.before;
+      return { lines: kept.lines, previous: before };
     };
     const later = async (): Promise<void> => {
       timer = null;
       for (let more = true; more; ) {
         const page = await fetchLines(job.id, { ...filter, after: last, limit: 1000 }, signal);
         last = Math.max(last, page.next);
-        if (page.lines.length > 0) setFound((now) => ({ ...now, lines: newest(merged(now.lines, page.lines, order), MOST) }));
+        if (page.lines.length > 0) show(added(page.lines));
         ({ more } = page);
       }
       if (behind) setError(null);

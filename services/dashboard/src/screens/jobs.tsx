@@ -3,6 +3,7 @@ import { Link, useNavigate, useRouter, useSearch } from "@tanstack/react-router"
 import { getCoreRowModel, getSortedRowModel, type SortingState, useReactTable, flexRender } from "@tanstack/react-table";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { ApiError } from "../api/problem.ts";
 import { session, tenantsOf } from "../api/session.ts";
 import type { Job } from "../api/types.ts";
 import { plural } from "../format.ts";
@@ -56,7 +57,9 @@ export function JobsScreen() {
   const order = search.order === "oldest" ? "oldest" : "newest";
   const filter = useMemo(() => ({ q, metrics, order, tenant }) as const, [q, metrics, order, tenant]);
   const listing = useLiveList(filter);
-  const wrongFilter = listing.error !== null && listing.data === undefined;
+  // While the first answer is tried again, why it did not come.
+  const error = listing.error ?? (listing.isPending ? listing.failureReason : null);
+  const shownAtFilter = listing.data === undefined && error instanceof ApiError && error.status === 400;
   const jobs = useMemo(() => listing.data?.pages.flatMap((page) => page.jobs as Job[]) ?? [], [listing.data]);
   useEffect(() => {
     document.title = q ? `${q} · Weft` : "Jobs · Weft";
@@ -164,7 +167,7 @@ export function JobsScreen() {
         q={q}
         user={user}
         everyone={tenants === undefined ? undefined : tenant === "*"}
-        error={listing.error}
+        error={error}
         field={field}
         onChange={(next) => patch({ q: next || undefined })}
         onEveryone={(everyone) => patch({ tenant: everyone ? "*" : undefined })}
@@ -187,10 +190,7 @@ export function JobsScreen() {
           </button>
         </div>
       ) : null}
-      {listing.error && !wrongFilter ? <ErrorNote error={listing.error} retry={() => void listing.refetch()} /> : null}
-      {wrongFilter && (listing.error as { status?: number }).status !== 400 ? (
-        <ErrorNote error={listing.error} retry={() => void listing.refetch()} />
-      ) : null}
+      {error && !shownAtFilter ? <ErrorNote error={error} retry={() => void listing.refetch()} /> : null}
       <div className="table-box" ref={box} tabIndex={-1}>
         <div className="table" role="table" aria-label="Jobs" aria-rowcount={hasNextPage ? -1 : rows.length + 1}>
           <div role="rowgroup" className="table-head">
