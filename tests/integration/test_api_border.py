@@ -1,6 +1,7 @@
 """Malformed requests are answered with client errors, never with server errors; the OpenAPI document is correct."""
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator
@@ -33,15 +34,21 @@ async def raw(api: Api, request: bytes, *, within_s: float = 1) -> bytes:
     """The response to these bytes within ``within_s``; empty if the api waits for more of them."""
     host, _, port = api.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
+    received = bytearray()
     try:
         writer.write(request)
         async with asyncio.timeout(within_s):
-            return await reader.read()
+            while chunk := await reader.read(2**22):
+                received += chunk
     except TimeoutError:
         return b""
+    except ConnectionResetError:
+        pass  # it answered, and closed the connection before all of the body had come
     finally:
         writer.close()
-        await writer.wait_closed()
+        with contextlib.suppress(ConnectionResetError):
+            await writer.wait_closed()
+    return bytes(received)
 
 
 def request(api: Api, method: bytes, target: bytes, headers: bytes = b"", body: bytes = b"") -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from services.core.domain.job import Job, admitted, moved, released
 from services.core.domain.status import Status
 from tests.testbed.api import SPEC, Api, a_zip, running_api
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 ZIP = a_zip()
 DIGEST = "sha256:" + hashlib.sha256(ZIP).hexdigest()
@@ -306,12 +306,12 @@ async def test_a_live_job_is_deleted_only_with_kill(api: Api) -> None:
     assert (stored.status, bool(stored.deleted)) == (Status.KILLED, True)
 
 
-async def test_delete_with_kill_waits_until_the_hardware_is_released(api: Api) -> None:
-    job = (await api.submit())["id"]
-    await api.change(job, run_to(Status.PROCESSING))
-    deleting = asyncio.create_task(api.admin.delete(f"/v1/jobs/{job}", params={"kill": "true"}))
+async def test_delete_with_kill_waits_until_the_hardware_is_released(tmp_path: Path) -> None:
+    async with running_api(tmp_path, delete_wait_s=HANG_S) as api:
+        job = (await api.submit())["id"]
+        await api.change(job, run_to(Status.PROCESSING))
+        deleting = asyncio.create_task(api.admin.delete(f"/v1/jobs/{job}", params={"kill": "true"}))
 
-    async def guardian() -> None:
         async def kill_is_set() -> bool:
             document = await api.store.get(job)
             return document is not None and document.desired.value == "kill"
@@ -320,9 +320,7 @@ async def test_delete_with_kill_waits_until_the_hardware_is_released(api: Api) -
         await api.change(job, lambda document: moved(document, Status.KILLED, actor="guardian", now=document.updated))
         assert not deleting.done()
         await api.change(job, lambda document: released(document, now=document.updated))
-
-    await guardian()
-    assert (await deleting).status_code == 204
+        assert (await deleting).status_code == 204
 
 
 async def test_delete_answers_retry_after_if_the_kill_takes_longer(tmp_path: Path) -> None:

@@ -158,6 +158,8 @@ async def test_submissions_in_a_row_do_not_each_wait_for_the_life_cycle_manager(
         control_pb2_grpc.add_QueueServicer_to_server(Queue(), server)  # type: ignore[abstract]
 
     server = await serve(installation.address, guard("lcm"), register)
+    await fit(installation, "now", {})  # connected: from here on each question reaches the server
+    specs.clear()
     for number in range(30):
         assert (await installation.api.submit({**SPEC, "name": f"digits-{number}"}))["warnings"] == []
 

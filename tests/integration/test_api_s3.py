@@ -79,6 +79,7 @@ async def test_a_submit_with_code_and_a_key_costs_one_insert_one_head_and_one_pu
             through_proxy = options(s3, s3_endpoint=f"http://{proxy.address}")
             async with running_api(tmp_path / "home", **through_proxy) as api:
                 assert (await submit(api)).status_code == 201  # the api has checked the bucket
+                await api.services.storage_bound.counted()  # once: it lists the tenant's objects in the background
                 proxy.loses_answer_to = record
                 statements.clear()
                 assert (await submit(api, {"train.py": "print(2)"}, headers=with_key)).status_code == 201

@@ -77,9 +77,9 @@ def test_learner_finds_the_objects_and_the_secret_is_nowhere(
     client: Client, weft_up: Platform, s3: S3, bucket: Path
 ) -> None:
     set_secret(client, s3)
-    command = (
-        "cd $DATA_DIR && find . -type f | LC_ALL=C sort && cat in/a.txt 'in/deep/b c+%ü.txt'; env; cat /proc/*/cmdline"
-    )
+    # Where learners see all processes of the machine, one of them may end before it is read: that is no failure.
+    others = "cat /proc/*/cmdline 2> /dev/null || true"
+    command = f"cd $DATA_DIR && find . -type f | LC_ALL=C sort && cat in/a.txt 'in/deep/b c+%ü.txt'; env; {others}"
     job = client.jobs.submit(a_spec(s3, command)).wait(DONE_S)
     assert (job.status, job.message) == ("COMPLETED", "")
     text = printed(job)

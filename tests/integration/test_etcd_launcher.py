@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,8 +70,11 @@ async def test_etcd_starts_empty_every_time_and_ends_on_sigterm(started: Started
 
 def listening_ports(process: subprocess.Popen[bytes]) -> set[str]:
     """Addresses of the TCP ports on which the process listens, as the kernel prints them."""
-    sockets = {str(entry.readlink()) for entry in Path(f"/proc/{process.pid}/fd").iterdir() if entry.is_symlink()}
-    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in sockets if link.startswith("socket:")}
+    links: set[str] = set()
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, e.g. a client's connection
+            links.add(str(entry.readlink()))
+    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
     listening: set[str] = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:

@@ -30,6 +30,7 @@ from tests.testbed.failpoints import FailpointFolder
 from tests.testbed.intake import Intake
 from tests.testbed.learner import Learner
 from tests.testbed.server import free_address
+from tests.testbed.signals import pause
 from tests.waiting import until
 
 JOB = "j0"
@@ -77,6 +78,16 @@ class Training(Learner):
             return sorted(self.checkpoint(attempt=attempt))
         except (FileNotFoundError, KeyError):  # a snapshot was replaced while it was read
             return None
+
+    @contextmanager
+    def stopped_helper(self) -> Generator[None]:
+        """Within it the helper does nothing."""
+        assert self.helper is not None
+        pause(self.helper.pid)
+        try:
+            yield
+        finally:
+            self.helper.send_signal(signal.SIGCONT)
 
     async def lose_machine(self) -> None:
         """Ends helper and learner at once: nothing is stored any more."""
@@ -210,12 +221,14 @@ async def test_full_or_missing_store_neither_stops_training_nor_fails_it(learner
     blocked = learner.store / "tenants"
     await learner.until_restorable("step-1")
     away = learner.home / "away"
-    blocked.rename(away)
-    blocked.write_text("no folder")
+    with learner.stopped_helper():  # it would make the folder anew while there is none
+        blocked.rename(away)
+        blocked.write_text("no folder")
     learner.go_on()
     await until(lambda: "checkpoint.failed" in learner.log or None)
-    blocked.unlink()
-    away.rename(blocked)
+    with learner.stopped_helper():
+        blocked.unlink()
+        away.rename(blocked)
     learner.go_on()
     await learner.until_stored()
     assert sorted(learner.checkpoint()) == ["step-1", "step-2"]

@@ -72,7 +72,7 @@ async def test_helper_with_a_damaged_spool_reports_everything_once(
 ) -> None:
     learner.reserve("echo 1; echo 2; while [ ! -e $JOB_STATE_DIR/on ]; do sleep 0.05; done; echo 3")
     learner.start()
-    await until(lambda: intake.text() == ["1", "2"] and intake.phases[-1] == "PROCESSING")
+    await until(lambda: intake.text() == ["1", "2"] and intake.phases[-1:] == ["PROCESSING"])
     learner.kill_helper()
     for name in ("report.json", "sources.json"):
         damage(learner.folder / "spool" / name, content)

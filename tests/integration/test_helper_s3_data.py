@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncGenerator, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -293,6 +295,30 @@ async def test_object_is_fetched_although_the_cache_removes_its_place_all_the_ti
         await removing
     caches.bound()
     assert not list((tmp_path / "cache/data/t").iterdir()), "nothing of a removed file is left"
+
+
+async def test_object_is_fetched_although_the_cache_removes_its_place_as_the_helper_makes_it(
+    site: Site, fetch: Fetching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user saw: fetching failed: [Errno 17] File exists."""
+    site.objects = {"a": b"one"}
+    assert await fetch() == site.objects
+    (place,) = (tmp_path / "cache/data/t").iterdir()
+    make = os.mkdir
+    removed: list[Path] = []
+
+    def remove_existing(path: str | Path, *options: Any, **named: Any) -> None:
+        try:
+            make(path, *options, **named)
+        except FileExistsError:
+            if Path(path) == place and not removed:
+                Caches(tmp_path / "cache", 0, list).bound()
+                removed.append(place)
+            raise
+
+    monkeypatch.setattr("os.mkdir", remove_existing)
+    assert await fetch() == site.objects
+    assert removed == [place]
 
 
 async def test_list_whose_connection_breaks_is_read_again(site: Site, fetch: Fetching) -> None:

@@ -28,7 +28,7 @@ from services.node.learner import JobFolder
 from tests.documents import a_learner, a_plan
 from tests.testbed.identities import SIGNER
 from tests.testbed.intake import Intake
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 ROOT = Path(__file__).parents[2]
 TENANT = "acme"
@@ -125,6 +125,7 @@ class Learner:
         (self.folder / "stop.tmp").write_text(json.dumps(mark))
         (self.folder / "stop.tmp").rename(self.folder / "stop.json")
         assert self.shim is not None
+        eventually((self.folder / "shim.json").exists)  # until then the signal would end the shim
         self.shim.send_signal(signal.SIGUSR1)
 
     async def until_stored(self) -> None:

@@ -71,8 +71,10 @@ _MASKS: Final = (
 )
 
 
-_LEFT_OUT: Final = re.compile(r"━|^ +cluster  |^ +start-up:|^ +STEP  |^ +\w+  (?:N|not finished)(?:  |$)")
-"""Lines that differ from run to run: bars of uploads, what is free just now, steps of the start-up."""
+_CLUSTER: Final = re.compile(r"(?m)^ +cluster  .*\n(?: {12}.*\n)*")
+"""What is free just now, with the lines on which it continues: it differs from run to run."""
+_LEFT_OUT: Final = re.compile(r"━|^ +start-up:|^ +STEP  |^ +\w+  (?:N|not finished)(?:  |$)")
+"""Lines that differ from run to run: bars of uploads, steps of the start-up."""
 
 
 def screens(text: str) -> dict[str, str]:
@@ -109,7 +111,7 @@ def _screen(typed: str, answer: str, environment: Mapping[str, str], folder: Pat
 
 
 def _masked(text: str, folder: Path) -> str:
-    text = text.replace(str(folder), "FOLDER").replace("\r", "")
+    text = _CLUSTER.sub("", text.replace(str(folder), "FOLDER").replace("\r", ""))
     for pattern, mask in _MASKS:
         text = pattern.sub(mask, text)
     lines = [re.sub(r"  +", "  ", line).rstrip() for line in text.splitlines()]

@@ -83,7 +83,9 @@ def locked_place(assignment: Assignment, address: str, name: str, progress: Fetc
     place = data / assignment.plan.tenant / hashlib.sha256(address.encode()).hexdigest()
     with contextlib.ExitStack() as stack:
         while True:
-            place.mkdir(parents=True, exist_ok=True)
+            # Not with ``exist_ok``: that raises, too, for a folder which is removed before it is looked at.
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(parents=True)
             locking = hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}")
             try:
                 lock = stack.enter_context(locking)
