@@ -285,13 +285,21 @@ class Cluster:
         """After its machine was killed: starts it anew, without the pods that ran on it. Returns once it is Ready."""
         settings = self.settings
         assert settings is not None
+        before = self._heartbeat(node.name)
         node.machine.start()
         node.connect_network()
         node.start()
+        # Where its loss was not known yet, it is Ready from before; and the new kubelet sets its GPUs to zero first.
+        wait(lambda: self._heartbeat(node.name) != before, f"the new kubelet of {node.name} reports")
         self.wait_ready(node.name)
         self.set_gpus(node.name, settings.gpus)
         if settings.kept:
             node.machine.keep()
+
+    def _heartbeat(self, node: str) -> object:
+        """When the node's kubelet has last written whether it is Ready."""
+        document = json.loads(self.control_plane.get(f"/api/v1/nodes/{node}"))
+        return condition(document, "Ready").get("lastHeartbeatTime")
 
     def _default_account(self) -> bool:
         try:
