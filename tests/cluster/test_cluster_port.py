@@ -194,7 +194,7 @@ async def test_halted_learner_saves_within_its_grace(cluster: KubernetesCluster,
     gang = small_plan(['trap "echo saved; exit 9" TERM; echo up; while :; do sleep 0.01; done'])
     await start(cluster, gang)
     await until(output(stand_in, api, gang, "up"))
-    await stop(cluster, gang, "halt", 20_000)
+    await stop(cluster, gang, "halt", 60_000)  # it saves at once, but for a machine that stalls
     end = await await_exit(cluster, gang)
     assert (end.code, end.stop_cause) == (9, "halt")
     await until(output(stand_in, api, gang, "saved"))
