@@ -82,8 +82,8 @@ def scene(cluster: KubernetesCluster, stand_in: StandIn, api: Api) -> Scene:
 def output(stand_in: StandIn, api: Api, gang: AttemptPlan, line: str) -> Callable[[], Awaitable[bool]]:
     """A condition: every learner has printed this line.
 
-    One line only: those of its stderr come anywhere between two of its stdout ("Terminated", of a shell whose program is
-    ended by a signal).
+    One line only: those of its stderr come anywhere between two of its stdout ("Terminated", of a shell whose program
+    is ended by a signal).
     """
 
     async def printed() -> bool:
@@ -160,14 +160,17 @@ async def test_jobs_that_just_train_cost_no_requests_and_ends_of_learners_are_no
             (process,) = (await client.observe(gang.job, cached=True)).learners
             return process.exit
 
+        async def told_to_end(gang: AttemptPlan, pod: Document) -> Exit | None:
+            await stand_in.execute(pod, "learner", "touch /tmp/end")  # again, where kubectl fails
+            return await end_of(gang)
+
         async with aclosing(client.watch()) as changes:
             assert await anext(changes) == ""
             await until(is_quiet)
             requests = sum([await observe_all() for _ in range(100)])
             assert requests < 50, f"{requests} requests for 500 observations and 100 rounds"
             first, second = [(await pods_of(api, OPTIONS, gang.job))["worker-0"] for gang in gangs[:2]]
-            await stand_in.execute(first, "learner", "touch /tmp/end")
-            ended = await until(partial(end_of, gangs[0]))
+            ended = await until(partial(told_to_end, gangs[0], first))
             assert ended is not None
             assert (ended.code, ended.lost) == (3, False)
             await api.delete(collection("Pod", "weft-t", second["metadata"]["name"]), grace_s=0)
