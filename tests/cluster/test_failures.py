@@ -400,8 +400,9 @@ class Provoked:
     async def _observed(self, scene: Scene, gang: AttemptPlan, hint: asyncio.Event) -> Outcome:
         await answered(lambda: start(scene.cluster, gang))
         if self._case.then is not None:
-            await until(lambda: _state_is(scene, gang, "running"))
-            await self._case.then(scene, gang)
+            await until(lambda: _runs(scene, gang))
+            then = self._case.then
+            await answered(lambda: then(scene, gang))
         named = asyncio.create_task(self._named(scene, gang, hint))
         async with asyncio.timeout(HANG_S):
             while not await self._is_known(scene, gang):  # noqa: ASYNC110 - read apart from the adapter's watches
@@ -440,8 +441,11 @@ class Provoked:
         return self._case.shows in json.dumps([pod["status"], events])
 
 
-async def _state_is(scene: Scene, gang: AttemptPlan, state: str) -> bool:
-    return [process.state for process in (await scene.cluster.observe(gang.job)).learners] == [state]
+async def _runs(scene: Scene, gang: AttemptPlan) -> bool:
+    """Whether its learner runs, as far as the API server answers."""
+    with suppress(Unavailable):
+        return [process.state for process in (await scene.cluster.observe(gang.job)).learners] == ["running"]
+    return False
 
 
 def _is_refused(kubectl: Kubectl, text: str) -> bool:
