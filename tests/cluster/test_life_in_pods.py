@@ -128,7 +128,8 @@ def test_probe_pod_says_step_by_step_that_images_and_ways_are_there(weft_up: Pla
         answer = PLATFORM.up(str(weft_up.home.root), report=messages.append)
     assert answer["probe"] == [{"name": name, "problem": "", "fix": ""} for name in ("image", "metrics")]
     assert f"checking the cluster with a pod in {NAMESPACE}" in messages
-    assert any("the pod tries to reach this machine" in line for line in messages)
+    # Which of its steps are seen depends on how soon the kubelet tells of them: tests/unit/test_kubernetes_probe.py.
+    assert any(line.startswith(("waiting for a node", "node-")) for line in messages)
 
 
 @pytest.mark.parametrize(
