@@ -129,7 +129,9 @@ class Cluster:
 
     def _start(self, settings: Settings, binaries: Sequence[Path], say: Say) -> None:
         self.folder.mkdir(mode=0o711, parents=True)
-        (self.folder / _SETTINGS).write_text(json.dumps(asdict(settings)))
+        unfinished = self.folder / f"{_SETTINGS}.new"
+        unfinished.write_text(json.dumps(asdict(settings)))
+        unfinished.rename(self.folder / _SETTINGS)  # the ``sweep`` of another run may read it
         (self.folder / "bin").mkdir()
         for binary in binaries:
             (self.folder / "bin" / binary.name).hardlink_to(binary)
