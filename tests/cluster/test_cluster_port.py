@@ -160,14 +160,17 @@ async def test_jobs_that_just_train_cost_no_requests_and_ends_of_learners_are_no
             (process,) = (await client.observe(gang.job, cached=True)).learners
             return process.exit
 
+        async def told_to_end(gang: AttemptPlan, pod: Document) -> Exit | None:
+            await stand_in.execute(pod, "learner", "touch /tmp/end")  # again, where kubectl fails
+            return await end_of(gang)
+
         async with aclosing(client.watch()) as changes:
             assert await anext(changes) == ""
             await until(is_quiet)
             requests = sum([await observe_all() for _ in range(100)])
             assert requests < 50, f"{requests} requests for 500 observations and 100 rounds"
             first, second = [(await pods_of(api, OPTIONS, gang.job))["worker-0"] for gang in gangs[:2]]
-            await stand_in.execute(first, "learner", "touch /tmp/end")
-            ended = await until(partial(end_of, gangs[0]))
+            ended = await until(partial(told_to_end, gangs[0], first))
             assert ended is not None
             assert (ended.code, ended.lost) == (3, False)
             await api.delete(collection("Pod", "weft-t", second["metadata"]["name"]), grace_s=0)
@@ -194,7 +197,7 @@ async def test_halted_learner_saves_within_its_grace(cluster: KubernetesCluster,
     gang = small_plan(['trap "echo saved; exit 9" TERM; echo up; while :; do sleep 0.01; done'])
     await start(cluster, gang)
     await until(output(stand_in, api, gang, "up"))
-    await stop(cluster, gang, "halt", 20_000)
+    await stop(cluster, gang, "halt", 60_000)  # it saves at once, but for a machine that stalls
     end = await await_exit(cluster, gang)
     assert (end.code, end.stop_cause) == (9, "halt")
     await until(output(stand_in, api, gang, "saved"))

@@ -386,7 +386,9 @@ class Provoked:
         hints[gang.job] = asyncio.Event()
         try:
             if objects:
-                await asyncio.to_thread(_make, scene, objects)
+                await asyncio.to_thread(scene.kubectl.create, *objects)
+            if not case.shows:
+                await asyncio.to_thread(eventually, lambda: _is_refused(scene.kubectl, case.says[0]))
             return await self._observed(scene, gang, hints[gang.job]) if case.shows else await _refused(cluster, gang)
         finally:
             await answered(lambda: cluster.teardown(gang.job, attempt=1, term=2))
@@ -398,8 +400,9 @@ class Provoked:
     async def _observed(self, scene: Scene, gang: AttemptPlan, hint: asyncio.Event) -> Outcome:
         await answered(lambda: start(scene.cluster, gang))
         if self._case.then is not None:
-            await until(lambda: _state_is(scene, gang, "running"))
-            await self._case.then(scene, gang)
+            await until(lambda: _runs(scene, gang))
+            then = self._case.then
+            await answered(lambda: then(scene, gang))
         named = asyncio.create_task(self._named(scene, gang, hint))
         async with asyncio.timeout(HANG_S):
             while not await self._is_known(scene, gang):  # noqa: ASYNC110 - read apart from the adapter's watches
@@ -438,21 +441,22 @@ class Provoked:
         return self._case.shows in json.dumps([pod["status"], events])
 
 
-async def _state_is(scene: Scene, gang: AttemptPlan, state: str) -> bool:
-    return [process.state for process in (await scene.cluster.observe(gang.job)).learners] == [state]
+async def _runs(scene: Scene, gang: AttemptPlan) -> bool:
+    """Whether its learner runs, as far as the API server answers."""
+    with suppress(Unavailable):
+        return [process.state for process in (await scene.cluster.observe(gang.job)).learners] == ["running"]
+    return False
 
 
-def _make(scene: Scene, objects: list[Document]) -> None:
-    scene.kubectl.create(*objects)
-    if any(document["kind"] == "ValidatingAdmissionPolicy" for document in objects):
-        eventually(lambda: _policy_acts(scene.kubectl))  # the API server admits pods until it has read a policy
+def _is_refused(kubectl: Kubectl, text: str) -> bool:
+    """Whether the API server refuses a pod with this text.
 
-
-def _policy_acts(kubectl: Kubectl) -> bool:
+    It admits pods until it has read a policy or a limit range, and until a controller has counted what a quota is for.
+    """
     try:
-        kubectl.create(script_pod("any", _OPTIONS.learner_image, FOREVER), dry_run=True)
+        kubectl.create(script_pod("any", _OPTIONS.learner_image, FOREVER, limits={"cpu": "50m"}), dry_run=True)
     except KubectlError as error:
-        return "no pods of this department today" in str(error)
+        return text in str(error)
     return False
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -53,7 +53,7 @@ from tests.testbed.live_files import files_with as files_of_platform_with
 from tests.testbed.platform import Platform
 from tests.testbed.s3 import REGION, S3
 from tests.waiting import HANG_S, eventually
-from weft import Client, InvalidSpec, NotFound
+from weft import Client, IllegalTransition, InvalidSpec, NotFound
 from weft._job import Job
 
 NAMESPACE: Final = "life-default"
@@ -128,7 +128,7 @@ def test_probe_pod_says_step_by_step_that_images_and_ways_are_there(weft_up: Pla
         answer = PLATFORM.up(str(weft_up.home.root), report=messages.append)
     assert answer["probe"] == [{"name": name, "problem": "", "fix": ""} for name in ("image", "metrics")]
     assert f"checking the cluster with a pod in {NAMESPACE}" in messages
-    assert any("the pod tries to reach this machine" in line for line in messages)
+    assert any(line.startswith(("waiting for a node", "node-")) for line in messages)  # a busy kubelet hides others
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_learner_has_a_device_that_the_next_job_waits_for(client: Client, testbe
     with ExitStack() as stack:
         stack.callback(testbed_cluster.set_devices, "node-2", ADAPTER, 0)
         testbed_cluster.set_devices("node-2", ADAPTER, 1)
-        eventually(lambda: {ADAPTER: 1} in [node["devices"] for node in client.cluster()["nodes"]])
+        eventually(lambda: {ADAPTER: 1} in [node["devices"] for node in client.cluster().get("nodes", ())])
         first = client.jobs.submit(
             spec("echo up; until [ -e $JOB_STATE_DIR/end ]; do sleep 0.1; done", resources=resources)
         )
@@ -269,9 +269,8 @@ def test_learner_has_a_device_that_the_next_job_waits_for(client: Client, testbe
         assert pod["spec"]["nodeName"] == "node-2"
         assert pod["spec"]["containers"][0]["resources"]["limits"][ADAPTER] == "1"
         second = client.jobs.submit(spec("echo ran", resources=resources))
-        eventually(lambda: [entry["pending_reason"] for entry in client.queue()] == ["WaitingForCapacity"])
-        (waiting,) = client.queue()
-        assert (waiting["id"], f"1 {ADAPTER} (0 free)" in waiting["message"]) == (second.id, True), waiting
+        (waiting,) = eventually(lambda: [job for job in client.queue() if f"1 {ADAPTER} (0 free)" in job["message"]])
+        assert (waiting["id"], waiting["pending_reason"]) == (second.id, "WaitingForCapacity"), waiting
         end_command(testbed_cluster, pod)
         assert first.wait(HANG_S).status == "COMPLETED", history(first)
         assert second.wait(HANG_S).status == "COMPLETED", history(second)
@@ -561,9 +560,10 @@ def test_hostile_learner_in_a_pod_reaches_nothing_of_the_platform_the_node_or_an
     job = client.jobs.submit(
         spec(command, resources={"cpus": 0.25, "memory": "1GiB"}), code=attack_code(tmp_path, known)
     )
-    # The bomb, which is the last, would stay.
+    # The bomb, which is the last, would stay, unless it reaches the bound of its memory before.
     eventually(lambda: BOMB in lines(job))
-    job.kill()
+    with suppress(IllegalTransition):
+        job.kill()
     assert job.wait(HANG_S).status == "KILLED" or job.reason == "OOMKilled", history(job)
     output = lines(job)
     assert [line for line in output if line.startswith(BREACH)] == []

@@ -102,8 +102,9 @@ def end_commands(kubectl: Kubectl, job: Job) -> None:
 
 
 def spec(command: str, **fields: Any) -> dict[str, Any]:
+    """With a grace of which enough is left for ``SAVES`` on a machine that stalls."""
     resources = {"cpus": 0.25, "memory": "64MiB"}
-    return {"name": "lost", "command": command, "resources": resources, "grace": "20s", **fields}
+    return {"name": "lost", "command": command, "resources": resources, "grace": "60s", **fields}
 
 
 def lines(job: Job) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +28,7 @@ from tests.testbed.kubernetes.hostile_pods import (
     older_pod,
     plan,
 )
-from tests.waiting import until
+from tests.waiting import HANG_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SPACE: Final = names.namespace_of(TENANT, OPTIONS.namespace_prefix)
@@ -93,10 +93,23 @@ async def refusal(api: Api, pod: Document, namespace: str) -> str:
     """Why the API server does not create the pod; empty: it would. Creates nothing."""
     document = {**pod, "metadata": {**pod["metadata"], "namespace": namespace}}
     try:
-        await api.create(f"{collection('Pod', namespace)}?dryRun=All", document)
+        await _answered(lambda: api.create(f"{collection('Pod', namespace)}?dryRun=All", document))
     except WeftError as error:
         return str(error)
     return ""
+
+
+async def _answered(call: Callable[[], Awaitable[object]]) -> None:
+    """Calls again while the API server does not answer: many calls at once may take a busy one too long."""
+    async with asyncio.timeout(HANG_S):
+        while True:
+            try:
+                await call()
+            except Unavailable as error:
+                if "does not answer" not in str(error):
+                    raise
+            else:
+                return
 
 
 async def _may(api: Api, request: Request) -> bool:
@@ -106,7 +119,9 @@ async def _may(api: Api, request: Request) -> bool:
         path += ("&" if "?" in path else "?") + "dryRun=All"
     content = "application/merge-patch+json" if request.method == "PATCH" else "application/json"
     try:
-        await api._request(request.method, path, body=dict(request.body or {}) or None, content_type=content)
+        await _answered(
+            lambda: api._request(request.method, path, body=dict(request.body or {}) or None, content_type=content)
+        )
     except WeftError as error:  # others: the server looked for the object, or at the document
         refused = (isinstance(error, Unavailable) and "forbidden" in str(error)) or (
             "ValidatingAdmissionPolicy '" in str(error)

@@ -64,9 +64,16 @@ class Stack:
 
     def kill(self, service: str) -> int:
         """Kills the first process of the container, as a crash does: the engine starts it again. Returns its pid."""
-        # While the engine starts it anew for another reason, it has none.
-        pid = int(eventually(lambda: self.container(service)["State"]["Pid"]))
-        self.engine.machine.call("kill", "-KILL", str(pid))
+        return eventually(lambda: self._killed(service))
+
+    def _killed(self, service: str) -> int:
+        """The pid that was killed; 0 if there was none: it has ended by itself, and the engine starts it anew."""
+        pid = int(self.container(service)["State"]["Pid"])
+        if pid:
+            try:
+                self.engine.machine.call("kill", "-KILL", str(pid))
+            except RuntimeError:
+                return 0
         return pid
 
     def remove(self) -> None:

@@ -45,7 +45,11 @@ async def waits_for_the_end(cluster: Cluster, gang: AttemptPlan) -> None:
 
 async def test_ping_succeeds_and_nodes_are_ready(scene: Scene) -> None:
     await scene.cluster.ping()
-    assert [node.name for node in await scene.cluster.capacity() if node.ready] == scene.nodes
+
+    async def all_ready() -> bool:
+        return [node.name for node in await scene.cluster.capacity() if node.ready] == scene.nodes
+
+    await until(all_ready)  # a new node of Kubernetes keeps its taint for a moment
 
 
 async def test_an_unknown_job_has_no_learners_and_may_be_stopped_and_torn_down(cluster: Cluster) -> None:

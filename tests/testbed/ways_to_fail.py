@@ -148,8 +148,7 @@ def written() -> dict[str, str]:
 def _section(client: Client, way: Way, folder: Path) -> str:
     job = _submitted(client, way, folder)
     try:
-        _wait(job, way)
-        answer = job.explain()
+        answer = _explained(job, way)
     finally:
         if not job.refresh().at_rest:
             job.kill()
@@ -176,14 +175,20 @@ def _submitted(client: Client, way: Way, folder: Path) -> Job:
     return client.jobs.submit(spec, code=code)
 
 
-def _wait(job: Job, way: Way) -> None:
+def _explained(job: Job, way: Way) -> dict[str, Any]:
+    """The explanation of the job that has ended, or that waits."""
     if way.waits_for:
-        eventually(lambda: job.explain()["pending_reason"] == way.waits_for)
-        return
+        return eventually(lambda: _waits(job, way))
     if way.killed:
         eventually(lambda: job.refresh().status == "PROCESSING")
         job.kill()
-    job.wait(HANG_S)
+    return job.wait(HANG_S).explain()
+
+
+def _waits(job: Job, way: Way) -> dict[str, Any]:
+    """Its explanation once it waits for the expected reason; empty without its place, which a busy dispatcher omits."""
+    answer = job.explain()
+    return answer if answer["pending_reason"] == way.waits_for and "queue_position" in answer else {}
 
 
 def _source(way: Way) -> Iterator[str]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from services.core.adapters.kubernetes.api import Api, Expired, collection
+from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.reflector import Reflector
 from services.core.domain.errors import (
     AdmissionDenied,
@@ -25,6 +26,8 @@ from services.core.domain.errors import (
     Unavailable,
     WeftError,
 )
+from tests.testbed.kubernetes.options import OPTIONS
+from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.scripted_http import Answer, Request, Scripted, json_answer, scripted
 from tests.waiting import HANG_S, until
 
@@ -324,3 +327,29 @@ async def test_one_jobs_pod_of_half_a_mebibyte_hides_no_other_pod_from_the_platf
         await api.close()
         assert [name for name, _ in changed] == ["a", "large", "b"]
         assert changed[1][1] > 2**19
+
+
+async def test_reader_looks_at_all_jobs_before_one_although_a_pods_warning_comes_before_the_list_of_pods(
+    tmp_path: Path,
+) -> None:
+    warning = pod("weft-j1-1-worker-0.1", 2) | {"involvedObject": {"name": "weft-j1-1-worker-0"}}
+    was_read = threading.Event()
+
+    def answer(request: Request, _: int) -> Answer:
+        if "watch=true" not in request.path:
+            assert request.path.startswith("/api/v1/events") or was_read.wait(HANG_S)
+            return listed(version=1)
+        if not request.path.startswith("/api/v1/events"):
+            return watched()
+        if parse_qs(urlsplit(request.path).query)["resourceVersion"] != ["1"]:
+            was_read.set()  # it goes on after the first warning
+        return watched(("ADDED", warning))
+
+    with serving(tmp_path / "k", answer):
+        cluster = KubernetesCluster(Api(tmp_path / "k"), OPTIONS, MemoryStatusStore())
+        async with aclosing(cluster.watch()) as changes:
+            assert await anext(changes) == ""
+            async with asyncio.timeout(HANG_S):
+                while await anext(changes) != "j1":
+                    pass
+        await cluster.close()

@@ -36,6 +36,8 @@ BOMB: Final = "the fork bomb goes off"
 _STAY_S: Final = 60.0
 _DELAY_S: Final = 10.0
 _CONNECT_S: Final = 3.0
+_ANSWER_S: Final = 30.0
+"""Of a server that has to refuse a request, on a busy machine."""
 _MIB: Final = 2**20
 LEARNERS_PATH: Final = "/by-the-learner"
 """Of requests to the metadata service: whatever asks for another path is not the learner's code."""
@@ -258,7 +260,7 @@ def _requested(server: str, method: str, path: str, headers: dict[str, str]) -> 
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:
-        connection = http.client.HTTPSConnection(server, timeout=_CONNECT_S, context=context)
+        connection = http.client.HTTPSConnection(server, timeout=_ANSWER_S, context=context)
         connection.request(method, path, headers=headers)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException):

@@ -11,6 +11,7 @@ from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.kubectl import KubectlError
+from tests.waiting import eventually
 
 NAMESPACE: Final = "platform"
 """Of the accounts of all installations in tests."""
@@ -34,9 +35,19 @@ def install(cluster: Cluster, options: KubernetesOptions, *, one_account: bool =
         if "already exists" not in str(error):
             raise
     cluster.kubectl("--namespace", NAMESPACE, "apply", "--filename=-", text=manifests(options, accounts))
+    eventually(lambda: all(_has_rights(cluster, account) for account in (accounts.lcm, accounts.guardian)))
     return Installed(
         *(kubeconfig(cluster, NAMESPACE, account) for account in (accounts.lcm, accounts.guardian, accounts.services))
     )
+
+
+def _has_rights(cluster: Cluster, account: str) -> bool:
+    """Whether the API server knows what was granted to the account: it reads roles and bindings after they are made."""
+    try:
+        cluster.kubectl("auth", "can-i", "list", "namespaces", f"--as=system:serviceaccount:{NAMESPACE}:{account}")
+    except KubectlError:
+        return False
+    return True
 
 
 def kubeconfig(cluster: Cluster, namespace: str, account: str) -> Path:

@@ -129,7 +129,9 @@ class Cluster:
 
     def _start(self, settings: Settings, binaries: Sequence[Path], say: Say) -> None:
         self.folder.mkdir(mode=0o711, parents=True)
-        (self.folder / _SETTINGS).write_text(json.dumps(asdict(settings)))
+        unfinished = self.folder / f"{_SETTINGS}.new"
+        unfinished.write_text(json.dumps(asdict(settings)))
+        unfinished.rename(self.folder / _SETTINGS)  # the ``sweep`` of another run may read it
         (self.folder / "bin").mkdir()
         for binary in binaries:
             (self.folder / "bin" / binary.name).hardlink_to(binary)
@@ -285,13 +287,21 @@ class Cluster:
         """After its machine was killed: starts it anew, without the pods that ran on it. Returns once it is Ready."""
         settings = self.settings
         assert settings is not None
+        before = self._heartbeat(node.name)
         node.machine.start()
         node.connect_network()
         node.start()
+        # Where its loss was not known yet, it is Ready from before; and the new kubelet sets its GPUs to zero first.
+        wait(lambda: self._heartbeat(node.name) != before, f"the new kubelet of {node.name} reports")
         self.wait_ready(node.name)
         self.set_gpus(node.name, settings.gpus)
         if settings.kept:
             node.machine.keep()
+
+    def _heartbeat(self, node: str) -> object:
+        """When the node's kubelet has last written whether it is Ready."""
+        document = json.loads(self.control_plane.get(f"/api/v1/nodes/{node}"))
+        return condition(document, "Ready").get("lastHeartbeatTime")
 
     def _default_account(self) -> bool:
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.core.adapters.kubernetes.api import Api, Document
+from services.core.domain.errors import StaleRevision
 from services.core.ports.status_store import StatusStore
 
 
@@ -32,6 +33,8 @@ class CutApi(Api):
         self._at, self._when = at, when
         self.sent: list[tuple[str, str]] = []
         """Method and path of the requests that were begun."""
+        self.conflicts = 0
+        """How many were refused, as the object had changed since it was read: a step is repeated then."""
         self.dead = False
         self.is_held = asyncio.Event()
         self.go_on = asyncio.Event()
@@ -56,11 +59,11 @@ class CutApi(Api):
             if number == self._at:
                 self.is_held.set()
                 await self.go_on.wait()
-            return await super()._request(method, path, **options)
+            return await self._counted(method, path, **options)
         if number == self._at and self._when is Cut.BEFORE:
             self.dead = True
             raise Died
-        answer = await super()._request(method, path, **options)
+        answer = await self._counted(method, path, **options)
         if number == self._at:
             self.dead = True
             if self._when is Cut.UNANSWERED:
@@ -68,6 +71,13 @@ class CutApi(Api):
             return answer
         self.check_alive()  # it died while this request was on its way
         return answer
+
+    async def _counted(self, method: str, path: str, **options: Any) -> Document:
+        try:
+            return await super()._request(method, path, **options)
+        except StaleRevision:
+            self.conflicts += 1
+            raise
 
 
 class MortalStatus:

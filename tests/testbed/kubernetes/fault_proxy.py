@@ -23,7 +23,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from tests.testbed.server import free_port
+from services.local.layout import listen_lasting
 
 _SLOW_S: Final = (0.1, 1.0)
 _STALE_S: Final = (0.5, 3.0)
@@ -76,7 +76,7 @@ class FaultProxy:
         self._chance = random.Random(seed)
         self._settings = json.loads(kubeconfig.read_text())
         self._cluster = self._settings["clusters"][0]["cluster"]
-        self._port = free_port()
+        self._listener = listen_lasting("127.0.0.1")
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._ready = threading.Event()
@@ -84,7 +84,7 @@ class FaultProxy:
 
     def kubeconfig(self, path: Path) -> Path:
         """Writes a kubeconfig that leads through the proxy. Returns its path."""
-        cluster = {"server": f"http://127.0.0.1:{self._port}"}
+        cluster = {"server": f"http://127.0.0.1:{self._listener.getsockname()[1]}"}
         named = {**self._settings["clusters"][0], "cluster": cluster}
         path.write_text(json.dumps({**self._settings, "clusters": [named]}))
         path.chmod(0o600)
@@ -116,7 +116,7 @@ class FaultProxy:
             app.router.add_route("*", "/{path:.*}", self._handle)
             runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", self._port).start()
+            await web.SockSite(runner, self._listener).start()
             self._ready.set()
             await self._ended.wait()
             await runner.cleanup()

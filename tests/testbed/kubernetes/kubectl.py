@@ -7,11 +7,18 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.waiting import HANG_S
 
 Object = dict[str, Any]
+_NOT_STARTED: Final = (
+    "waiting to start",
+    "is not assigned to",
+    "could not find the requested resource",  # its node's kubelet has not heard of the pod
+    "is not available",  # the kubelet has not begun with it
+)
+"""In what is answered for the log of a container that has not started."""
 
 
 class KubectlError(RuntimeError):
@@ -61,7 +68,7 @@ class Kubectl:
         try:
             return self("logs", pod)
         except KubectlError as error:
-            if "waiting to start" in str(error) or "is not assigned to" in str(error):
+            if any(text in str(error) for text in _NOT_STARTED):
                 return ""
             raise
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
-from services.core.adapters.kubernetes.api import Api, Document
+from services.core.adapters.kubernetes.api import Api, Document, collection
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.observed import container_state
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.adapters.kubernetes.places import PODS
 from services.core.domain.codec import dump, load
-from services.core.domain.errors import WeftError
+from services.core.domain.errors import Unavailable, WeftError
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.status import Phase
@@ -30,6 +30,7 @@ from services.core.ports.pull_credentials import PullCredentials
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.pod_layout import CONTROL, HELPER_CONTAINER
 from tests.testbed.kubernetes.kubectl import Kubectl, KubectlError
+from tests.waiting import until
 
 _POLL_S: Final = 0.1
 _CONTROL: Final = f"cat > {CONTROL}/stop.tmp && mv {CONTROL}/stop.tmp {CONTROL}/stop.json && echo written"
@@ -53,7 +54,19 @@ class AnnouncingCluster(KubernetesCluster):
         self._announced: dict[str, int] = {}
 
     async def prepare(self, tenant: str) -> None:
-        await (super().prepare(tenant) if self._lcm is None else self._lcm.prepare(tenant))
+        if self._lcm is None:
+            await super().prepare(tenant)
+            return
+        await self._lcm.prepare(tenant)
+        await until(lambda: self._has_rights(tenant))
+
+    async def _has_rights(self, tenant: str) -> bool:
+        """Whether the API server knows what the lcm has granted: it reads bindings after they are made."""
+        try:
+            await self._api.list(collection("ConfigMap", names.namespace_of(tenant, self._options.namespace_prefix)))
+        except Unavailable:
+            return False
+        return True
 
     async def capacity(self) -> Sequence[Node]:
         return await (super().capacity() if self._lcm is None else self._lcm.capacity())

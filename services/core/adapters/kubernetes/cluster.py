@@ -170,6 +170,7 @@ class KubernetesCluster:
     async def watch(self) -> AsyncGenerator[str]:
         changed: asyncio.Queue[str] = asyncio.Queue()
         ours = {"labelSelector": names.of_jobs(self._options.installation)}
+        is_listed = False
 
         def on_pod(pod: Document) -> None:
             job = self._places.learn_from(pod)
@@ -177,6 +178,8 @@ class KubernetesCluster:
             changed.put_nowait(job)
 
         def on_list() -> None:
+            nonlocal is_listed
+            is_listed = True
             self._cache.invalidate_all()
             for place, job in pods.objects.items():
                 self._places.learn(job, place[0])
@@ -184,7 +187,8 @@ class KubernetesCluster:
             changed.put_nowait("")
 
         def on_event(event: Document) -> None:
-            if job := _job_of(str(event["involvedObject"].get("name"))):
+            # Before the first list there is nothing to add: after it, the reader looks at all jobs.
+            if is_listed and (job := _job_of(str(event["involvedObject"].get("name")))):
                 changed.put_nowait(job)
 
         pods = Reflector(
