@@ -160,7 +160,7 @@ async def test_jobs_that_just_train_cost_no_requests_and_ends_of_learners_are_no
             (process,) = (await client.observe(gang.job, cached=True)).learners
             return process.exit
 
-        async def told_to_end(gang: AttemptPlan, pod: Document) -> Exit | None:
+        async def end_once_commanded(gang: AttemptPlan, pod: Document) -> Exit | None:
             await stand_in.execute(pod, "learner", "touch /tmp/end")  # again, where kubectl fails
             return await end_of(gang)
 
@@ -170,7 +170,7 @@ async def test_jobs_that_just_train_cost_no_requests_and_ends_of_learners_are_no
             requests = sum([await observe_all() for _ in range(100)])
             assert requests < 50, f"{requests} requests for 500 observations and 100 rounds"
             first, second = [(await pods_of(api, OPTIONS, gang.job))["worker-0"] for gang in gangs[:2]]
-            ended = await until(partial(told_to_end, gangs[0], first))
+            ended = await until(partial(end_once_commanded, gangs[0], first))
             assert ended is not None
             assert (ended.code, ended.lost) == (3, False)
             await api.delete(collection("Pod", "weft-t", second["metadata"]["name"]), grace_s=0)
