@@ -27,6 +27,8 @@ from services.local.quarantine_report import reported_quarantine
 from weft.http_exchange import HttpError, bearer
 
 T = TypeVar("T")
+_ANSWER_S: Final = 2.0
+"""A service that does not answer within it is shown so."""
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
 
 
@@ -38,7 +40,7 @@ def supervisor_of(home: Home) -> ProcessIdentity | None:
 def not_ready(home: Home, service: str, key: str) -> str:
     """Why the service is not ready; empty if it is. ``key``: an administrator's."""
     try:
-        answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=2, headers=bearer(key))
+        answer = read_operations(home.address(f"{service}-ops"), "/readyz", timeout_s=_ANSWER_S, headers=bearer(key))
         failing = json.loads(answer.body).get("failing", {service: "not ready"})
     except ConnectionRefusedError:  # nothing listens at its socket yet
         return "does not answer"
@@ -109,7 +111,7 @@ def _beside(read: Callable[[], T]) -> Callable[[], T]:
 def count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
     """The number of jobs in these statuses, as the api counts them; None if it does not answer."""
     try:
-        jobs: dict[str, int] = read_api(home, "/v1/cluster?tenant=*", timeout_s=2)["jobs"]
+        jobs: dict[str, int] = read_api(home, "/v1/cluster?tenant=*", timeout_s=_ANSWER_S)["jobs"]
     except (KeyError, WeftError):
         return None  # for display only: the platform is stopped without it
     return sum(count for status, count in jobs.items() if status in statuses)
@@ -130,7 +132,7 @@ def admission_held(home: Home) -> Generator[None]:
 def holds_nothing(home: Home) -> bool:
     """Whether no job holds hardware, as the api says; False if it does not answer."""
     try:
-        cluster = read_api(home, "/v1/cluster?tenant=*", timeout_s=2)
+        cluster = read_api(home, "/v1/cluster?tenant=*", timeout_s=_ANSWER_S)
         return not any(cluster["used"].values()) and not any(map(cluster["jobs"].get, ADMITTED))
     except (KeyError, WeftError):
         return False

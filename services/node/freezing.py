@@ -1,7 +1,8 @@
 """Freezes the processes of a learner while its files are counted, so that none is moved or written meanwhile.
 
 Control groups have a freezer, which no program escapes. Without them the processes get SIGSTOP, until a look at the
-process table shows no new one: only a program that forks faster than the table can be read escapes that.
+process table shows no new one: only a program that forks faster than the table can be read escapes that. A process
+stops once it is on a processor again, and has ended its system call: that is waited for.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1"
 _FREEZE_S: Final = 2.0
 """Processes that hang in the kernel cannot be frozen, and write nothing."""
 _POLL_S: Final = 0.005
+_NOT_RUNNING: Final = frozenset("TtZX")
+"""States of threads that are stopped, or have ended."""
 
 
 def freeze(learner: Learner) -> bool:
@@ -37,6 +40,9 @@ def freeze(learner: Learner) -> bool:
         signalled |= new
         if time.monotonic() > deadline:
             return False
+    moving = signalled
+    while (moving := {pid for pid in moving if not _is_stopped(pid)}) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     return True
 
 
@@ -75,3 +81,16 @@ def _is_frozen(group: Path) -> bool:
     with suppress(OSError):
         return "frozen 1" in (group / "cgroup.events").read_text().splitlines()
     return True
+
+
+def _is_stopped(pid: int) -> bool:
+    """True if none of its threads runs, also if it has ended."""
+    try:
+        return all(_state(task) in _NOT_RUNNING for task in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:  # a thread, or the process, has just ended
+        return not Path(f"/proc/{pid}").exists()
+
+
+def _state(task: Path) -> str:
+    # It follows the name, which stands in parentheses and may hold any of them itself.
+    return (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -21,6 +21,7 @@ from weft import Client, Job
 
 Open = Callable[..., Visit]
 Submit = Callable[..., Job]
+expect.set_options(timeout=HANG_S * 1000)
 # The classes of stored XSS: elements, attributes, addresses, markup in other languages, ends of quotes and of scripts.
 CORPUS = (
     "<script>window.__ran = 1</script>",

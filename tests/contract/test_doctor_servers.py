@@ -41,7 +41,7 @@ def conformance(home: Path, check: str) -> list[Check]:
 
 @pytest.fixture
 def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Working servers may take as long as a busy machine needs."""
+    """Servers that answer, whatever they answer, may take as long as a busy machine needs."""
     for name in (
         "mongo.connection.TIMEOUT_S",
         "celery.app._CONNECT_S",
@@ -65,6 +65,7 @@ def test_doctor_says_what_to_do_about_a_folder_of_hints_that_cannot_be_used(tmp_
     assert "make it a folder of the user that runs Weft" in line
 
 
+@pytest.mark.usefixtures("long_timeouts")
 @pytest.mark.parametrize("carrier", ["redis"], indirect=True)
 def test_doctor_says_what_to_do_about_a_redis_with_other_data_under_our_names(
     carrier: Carrier, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +103,7 @@ def test_doctor_names_an_unavailable_broker_without_its_password(
     assert "start the broker of WEFT_BROKER_URL" in line
 
 
+@pytest.mark.usefixtures("long_timeouts")
 @pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
 def test_doctor_reports_refused_broker_credentials(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, place = carrier.url.rpartition("@") if "@" in carrier.url else carrier.url.rpartition("//")
@@ -114,6 +116,7 @@ def test_doctor_reports_refused_broker_credentials(carrier: Carrier, monkeypatch
     assert "correct WEFT_BROKER_URL" in line
 
 
+@pytest.mark.usefixtures("long_timeouts")
 @pytest.mark.parametrize("carrier", ["rabbitmq"], indirect=True)
 def test_doctor_reports_a_foreign_queue_of_our_name(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_BROKER_URL", carrier.url)
@@ -137,6 +140,7 @@ def test_doctor_reports_an_unsupported_broker(tmp_path: Path, monkeypatch: pytes
     assert "begins neither with" in line
 
 
+@pytest.mark.usefixtures("long_timeouts")
 def test_doctor_refuses_ferretdb_as_job_store(
     ferretdb: FerretDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

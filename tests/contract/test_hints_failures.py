@@ -25,6 +25,16 @@ async def hints(carrier: Carrier) -> AsyncGenerator[CeleryHints]:
     await hints.close()
 
 
+@pytest.fixture
+def lasting_hints(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints do not expire after half a minute, in which a busy machine may not have started the next worker.
+
+    With RabbitMQ they still do: its queue has the bound, and the worker declares it, too.
+    """
+    if carrier.kind != RABBITMQ:
+        monkeypatch.setattr("services.core.adapters.celery.app.EXPIRES_S", round(10 * HANG_S))
+
+
 @contextmanager
 def working(carrier: Carrier) -> Generator[Worker]:
     worker = Worker(carrier.home, carrier.url)
@@ -37,6 +47,7 @@ def working(carrier: Carrier) -> Generator[Worker]:
 # --- workers -------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("lasting_hints")
 async def test_stopping_worker_finishes_its_hints_and_logs_json_only(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]
 ) -> None:
@@ -50,19 +61,29 @@ async def test_stopping_worker_finishes_its_hints_and_logs_json_only(
         worker.process.terminate()
         assert await asyncio.to_thread(worker.process.wait, HANG_S) == 0
         events = [line["event"] for line in worker.lines()]
-        assert [event for event in events if event != "hint.delivered"] == [
+        assert [event for event in events if not event.startswith("hint.")] == [
             "service.starting",
             "broker.connected",
             "service.stopped",
         ]
-        assert events.count("hint.delivered") == len(heard), "nothing was begun and not finished"
+        # On a machine that stalls, a call may take longer than its two seconds: the hint was heard, and counts as lost.
+        delivered, lost = events.count("hint.delivered"), events.count("hint.lost")
+        assert delivered + lost == sum(event.startswith("hint.") for event in events)
+        assert delivered <= len(heard) <= delivered + lost, "nothing was begun and not finished"
     # The others wait for the next one.
     with working(carrier):
         await arrives(hints, services["lcm"], "submitted", "last")
-        await until(lambda: len(names & set(heard)) >= len(names) - hints.dropped)
+
+        def arrived_or_lost() -> set[tuple[str, str]]:
+            lost = {("submitted", str(line["job"])) for line in worker.events("hint.lost")}  # of both: one log
+            return names & (set(heard) | lost)
+
+        await until(lambda: len(arrived_or_lost()) >= len(names) - hints.dropped)
 
 
-async def test_hints_without_a_worker_do_not_fill_the_broker(carrier: Carrier) -> None:
+async def test_hints_without_a_worker_do_not_fill_the_broker(carrier: Carrier, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_CONNECT_S", "_SENDER_S"):  # a hint that a busy broker takes late would be counted as dropped
+        monkeypatch.setattr(f"services.core.adapters.celery.app.{name}", HANG_S)
     carrier.empty()  # of what the tests before it have left
     hints = CeleryHints(carrier.settings)
     try:
@@ -79,6 +100,7 @@ async def test_hints_without_a_worker_do_not_fill_the_broker(carrier: Carrier) -
     carrier.empty()
 
 
+@pytest.mark.usefixtures("lasting_hints")
 @servers_only
 async def test_hint_of_a_killed_worker_is_redelivered_to_another_worker(
     carrier: Carrier, hints: CeleryHints, services: dict[str, Service]

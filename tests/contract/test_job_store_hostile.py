@@ -22,6 +22,7 @@ from tests.testbed.job_stores import InMemory, OnMongo, OnSqlite, World
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[JobStore]:
     world: World
     if request.param == "mongo":
+        request.getfixturevalue("long_mongo_timeouts")
         world = OnMongo(request.getfixturevalue("mongo_uri"))
     else:
         world = InMemory() if request.param == "memory" else OnSqlite(tmp_path / "jobs.sqlite")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.testbed.mongo import Mongo
 from tests.testbed.proxy import Proxy, proxied
 from tests.waiting import tries_within, until
 
+pytestmark = pytest.mark.usefixtures("long_mongo_timeouts")
 INSERT, REPLACE = b"\x02insert\x00", b"\x02update\x00"
 
 
@@ -45,10 +47,13 @@ async def far(own_mongo: Mongo) -> AsyncGenerator[tuple[Proxy, MongoJobStore, Mo
         await near.close()
 
 
-def shorten_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on; the server of a busy machine may be slow before."""
-    for module in ("connection", "documents"):
-        monkeypatch.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", 0.7)
+@contextmanager
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Within it; the server of a busy machine may be slow before and afterwards."""
+    with monkeypatch.context() as shortened:
+        for module in ("connection", "documents"):
+            shortened.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", 0.7)
+        yield
 
 
 async def test_acknowledged_writes_survive_kill_9_of_the_server(own_mongo: Mongo, own_store: MongoJobStore) -> None:
@@ -78,24 +83,23 @@ async def test_an_unreachable_server_is_unavailable_and_used_again_when_it_retur
     own_mongo: Mongo, own_store: MongoJobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = await own_store.insert(a_job())
-    shorten_timeouts(monkeypatch)
     own_mongo.kill()
-    outcomes = await asyncio.gather(
-        own_store.get(job.id),
-        own_store.insert(a_job()),
-        own_store.replace(job, job),
-        own_store.find(JobQuery()),
-        own_store.count(JobQuery()),
-        own_store.delete(job.id),
-        own_store.dispatcher(),
-        own_store.ping(),
-        own_store.append_history(job.id, job.tenant, job.history_tail),
-        own_store.history(job.id),
-        return_exceptions=True,
-    )
+    with short_timeouts(monkeypatch):
+        outcomes = await asyncio.gather(
+            own_store.get(job.id),
+            own_store.insert(a_job()),
+            own_store.replace(job, job),
+            own_store.find(JobQuery()),
+            own_store.count(JobQuery()),
+            own_store.delete(job.id),
+            own_store.dispatcher(),
+            own_store.ping(),
+            own_store.append_history(job.id, job.tenant, job.history_tail),
+            own_store.history(job.id),
+            return_exceptions=True,
+        )
     assert [type(outcome) for outcome in outcomes] == [Unavailable] * len(outcomes)
     assert {getattr(outcome, "retry_after_s", None) for outcome in outcomes} == {1.0}
-    monkeypatch.undo()
     own_mongo.start()
 
     async def read() -> Job | None:
@@ -177,13 +181,12 @@ async def test_a_silent_server_is_unavailable_within_the_timeout(
 ) -> None:
     line, store, near = far
     job = await store.insert(a_job())
-    shorten_timeouts(monkeypatch)
     line.freeze()
     line.cut()
-    for stopwatch in tries_within(5):
-        with stopwatch, pytest.raises(Unavailable):
-            await store.replace(job, replace(job, updated=NOW + 1))
-    monkeypatch.undo()
+    with short_timeouts(monkeypatch):
+        for stopwatch in tries_within(5):
+            with stopwatch, pytest.raises(Unavailable):
+                await store.replace(job, replace(job, updated=NOW + 1))
     assert await near.get(job.id) == job
 
 

@@ -177,6 +177,7 @@ async def test_a_file_of_the_version_before_gets_its_indexes_and_keeps_its_jobs(
 # --- MongoDB ------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("long_mongo_timeouts")
 async def test_documents_without_live_are_found_and_marked_at_the_next_start(mongo_uri: str) -> None:
     store = await MongoJobStore.open(mongo_uri)
     await fill(store)
@@ -219,6 +220,7 @@ async def finds() -> AsyncGenerator[_Finds]:
 
 
 @pytest.mark.skipif("WEFT_TEST_MONGO_URI" not in os.environ, reason="the stand-in explains no plans: docs/limits.md")
+@pytest.mark.usefixtures("long_mongo_timeouts")
 async def test_no_query_on_mongodb_reads_a_whole_collection_or_sorts(mongo_uri: str, finds: _Finds) -> None:
     store = await MongoJobStore.on(connect(mongo_uri))
     await fill(store)

@@ -79,6 +79,7 @@ class OnMongo:
 async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World, None]:
     world: World
     if request.param == "mongo":
+        request.getfixturevalue("long_mongo_timeouts")
         world = OnMongo(request.getfixturevalue("mongo_uri"))
     else:
         world = InMemory() if request.param == "memory" else OnSqlite(tmp_path / "records.sqlite")

@@ -68,6 +68,7 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerato
     elif request.param == "encrypted-sqlite":
         world = Encrypted(lambda: SqliteRecordStore.open(tmp_path / "records.sqlite"), tmp_path / "keys" / "master-key")
     else:
+        request.getfixturevalue("long_mongo_timeouts")
         uri = request.getfixturevalue("mongo_uri")
         world = Encrypted(lambda: MongoRecordStore.open(uri), tmp_path / "keys" / "master-key")
     yield world

@@ -113,6 +113,7 @@ class OnMongo:
 def make_world(kind: str, request: pytest.FixtureRequest) -> World:
     """The store of a kind: mongo, memory, sqlite."""
     if kind == "mongo":
+        request.getfixturevalue("long_mongo_timeouts")
         return OnMongo(request.getfixturevalue("mongo_uri"))
     folder: Path = request.getfixturevalue("tmp_path_factory").mktemp("jobs")
     return InMemory() if kind == "memory" else OnSqlite(folder / "jobs.sqlite")

@@ -19,6 +19,7 @@ import pytest
 
 from tests.testbed.built import built, need_debian, run
 from tests.testbed.server import free_port
+from tests.waiting import HANG_S
 
 _PINS = Path(__file__).with_name("mongo-server")
 _RESOLVE = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
@@ -116,6 +117,13 @@ def mongo_uri(mongo_server: str) -> Iterator[str]:
     yield at_database(mongo_server, name)
     with MongoClient[dict[str, object]](mongo_server) as client:
         client.drop_database(name)
+
+
+@pytest.fixture
+def long_mongo_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores of this process wait for a server that works as long as a busy machine needs."""
+    for module in ("connection", "documents"):
+        monkeypatch.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", HANG_S)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from services.core.runtime.processes import identify, write_process_file
 from services.local.commands import PLATFORM
 from services.local.running import reported_caches
 from tests.testbed.server import socket_folder
+from tests.waiting import HANG_S
 
 
 @pytest.fixture
@@ -38,7 +39,10 @@ def cut_off() -> Iterator[str]:
         thread.join()
 
 
-def test_service_that_dies_during_its_readiness_answer_is_starting(tmp_path: Path, cut_off: str) -> None:
+def test_service_that_dies_during_its_readiness_answer_is_starting(
+    tmp_path: Path, cut_off: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.local.running._ANSWER_S", HANG_S)
     me = identify(os.getpid())
     assert me is not None
     write_process_file(tmp_path / "run" / "api.json", me)

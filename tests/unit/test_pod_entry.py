@@ -263,6 +263,24 @@ def test_pod_that_is_deleted_while_its_command_starts_ends(entry: Entry) -> None
     assert entry.wait() == 128 + signal.SIGTERM
 
 
+def test_pod_that_is_deleted_before_its_command_has_a_group_of_its_own_ends_at_once(entry: Entry) -> None:
+    """The SIGTERM went to a group that did not exist yet: the command ran on, and was killed after its whole grace."""
+    setsid, may_begin = entry.root / "bin/setsid", entry.root / "may-begin"
+    setsid.parent.mkdir()
+    setsid.write_text(f'#!/bin/sh\nuntil [ -e {may_begin} ]; do sleep 0.05; done\nexec {shutil.which("setsid")} "$@"\n')
+    setsid.chmod(0o755)
+    path = f"{setsid.parent}:{os.environ['PATH']}"
+    entry.start("echo up; while :; do sleep 0.05; done", PATH=path, WEFT_POD_GRACE_S="600")
+    entry.go()
+    eventually(lambda: entry.text("runs/1/start.json"))
+    entry.terminate()
+    eventually(lambda: entry.text("runs/1/stopped"))
+    may_begin.touch()
+    assert entry.exit() == record(code=None, signal=signal.SIGTERM)
+    entry.store()
+    assert entry.wait() == 128 + signal.SIGTERM
+
+
 def test_stop_that_cannot_be_read_stops_nothing(entry: Entry) -> None:
     entry.start("echo up; until [ -e end ]; do sleep 0.05; done")
     for content in ("", "{", '{"cause": "$(touch ran)", "grace_ms": 0}', '{"cause": "kill", "grace_ms": "x"}'):
@@ -292,13 +310,14 @@ def test_record_takes_the_place_of_whatever_the_command_has_put_there(entry: Ent
 
 
 def test_flood_of_output_is_whole_in_the_run_and_shortened_in_the_containers_log(entry: Entry) -> None:
-    entry.start("head -c 3000000 /dev/zero | tr '\\0' x")
+    # So much that it takes less than a second per mebibyte, which is what is copied, however busy the machine is.
+    entry.start("head -c 30000000 /dev/zero | tr '\\0' x")
     entry.store()
     entry.go()
     assert entry.wait() == 0
-    assert len(entry.text("runs/1/stdout")) == 3_000_000
+    assert len(entry.text("runs/1/stdout")) == 30_000_000
     log = entry.text("log")
-    assert len(log) < 3_000_000
+    assert len(log) < 30_000_000
     assert "bytes are left out here" in log
 
 

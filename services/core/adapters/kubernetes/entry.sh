@@ -170,7 +170,7 @@ copy_output() {
     copied_err=$copied
 }
 
-# stop_within GRACE_MS CAUSE: SIGTERM now, if it is the first stop; SIGKILL after the grace.
+# stop_within GRACE_MS CAUSE: SIGTERM, if it is the first stop; SIGKILL after the grace.
 stop_within() {
     clock
     end=$((now + $1 / 10))
@@ -181,13 +181,13 @@ stop_within() {
     if kill -0 "$pid" 2> /dev/null; then printf '%s %s\n' "$deadline" "$2" > "$run/stopped"; fi
     if [ -n "$is_first" ] && [ "$1" -gt 0 ]; then
         (set -C && : > "$job/stop-requested") 2> /dev/null
-        kill -TERM "$group" 2> /dev/null
+        is_to_end=1
     fi
 }
 
 watch() {
     trap 'is_over=1' USR1 # the command has ended
-    is_ending='' is_over='' last_mark='' deadline=$NEVER copied_out=0 copied_err=0 turn=0
+    is_ending='' is_over='' is_to_end='' last_mark='' deadline=$NEVER copied_out=0 copied_err=0 turn=0
     kill -0 "$pid" 2> /dev/null || is_over=1 # it has ended before the trap was set
     while [ -z "$is_over" ]; do
         if read_stop && [ "$mark" != "$last_mark" ]; then
@@ -198,6 +198,8 @@ watch() {
             is_ending=1
             stop_within $((grace_s * 1000)) ''
         fi
+        # A command that has just been started has no group yet: its SIGTERM is sent at a later turn.
+        if [ -n "$is_to_end" ] && kill -TERM "$group" 2> /dev/null; then is_to_end=''; fi
         if [ "$deadline" != "$NEVER" ]; then
             clock
             if [ "$now" -ge "$deadline" ]; then kill -KILL "$group" 2> /dev/null; fi
