@@ -1,6 +1,6 @@
 // Keyboard shortcuts. None of them acts while someone types in a field, or in an open dialog or menu.
 // A focused link or button keeps Enter and space.
-import { useEffect, useRef } from "react";
+import { useEffect, useLayoutEffect, useRef } from "react";
 
 export type Shortcuts = Record<string, (event: KeyboardEvent) => void>;
 
@@ -8,7 +8,8 @@ const CONTROLS = "a,button,summary,[role=button],[role=tab]";
 
 export function useShortcuts(shortcuts: Shortcuts): void {
   const latest = useRef(shortcuts);
-  useEffect(() => {
+  // Before the browser draws: a key may be pressed as soon as the rows are seen.
+  useLayoutEffect(() => {
     latest.current = shortcuts;
   });
   useEffect(() => {
