@@ -59,8 +59,8 @@ async def has_written(node: NodeProcess, gang: AttemptPlan) -> None:
 
 MOVES = """
 cd "$HOME"; mkdir -p a/x b
+exec 3> a/x/large
 while mv a/x b/x && mv b/x a/x; do :; done &
-exec 3> a/x/large || exec 3> b/x/large
 while head -c 500000 /dev/zero >&3; do sleep 0.025; done
 """
 """Moves what it writes, so that a walk through its folders misses it."""
