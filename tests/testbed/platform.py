@@ -55,6 +55,10 @@ class Platform:
             answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
         self.url, self.key = answer["url"], answer["key"]
 
+    def all_ready(self) -> bool:
+        """Whether every service is ready, also the broker's worker, for which ``up`` does not wait."""
+        return {service["state"] for service in PLATFORM.status(str(self.home.root))["services"]} == {"ready"}
+
     def down(self) -> None:
         PLATFORM.down(str(self.home.root), now=True, report=lambda _: None)
 
