@@ -24,6 +24,8 @@ for burst in range(bursts):
     for step in range(burst * each + 1, (burst + 1) * each + 1):
         print(f'{{"step": {step}, "loss": 1.5}}')
     sys.stdout.flush()
+while not os.path.exists(f"{place}/end"):
+    time.sleep(0.01)
 print("said all")
 """
 VICTIMS = ("metrics", "helpers", "etcd", "metrics", "node", "helpers", "metrics", "guardian", "helpers", "api", "lcm")
@@ -54,6 +56,8 @@ def test_lines_and_points_are_stored_once_and_in_order_under_kills(
         done[victim] += 1
         assert len(learners(weft_up, job)) == 2
     assert learners(weft_up, job).keys() == before.keys()
+    for folder in folders(weft_up, job):
+        (folder / "job" / "end").touch()
     job.wait(DONE_S + total / 1_000)
     assert (job.status, job.attempt, job.message) == ("COMPLETED", 1, "")
     for rank in (0, 1):

@@ -133,7 +133,7 @@ def with_full_disk(running: Platform, count: int) -> None:
     with Client(running.url, running.key) as client:
         held = 'echo up; until [ -e "$JOB_STATE_DIR/end" ]; do sleep 0.1; done'
         first = [client.jobs.submit({"name": "runs", "command": held, "resources": SMALL}) for _ in range(count // 2)]
-        eventually(lambda: all(next(iter(job.logs()), None) for job in first), DONE_S + 5 * count)
+        eventually(lambda: all(runs(job) for job in first), DONE_S + 5 * count)
         with filler.open("wb") as file:
             fill(file.fileno())
         later = [client.jobs.submit({"name": "waits", "command": "true", "resources": SMALL}) for _ in range(count)]
@@ -149,6 +149,11 @@ def with_full_disk(running: Platform, count: int) -> None:
         for job in [*first, *later]:
             job.wait(DONE_S + 5 * count)
         assert Counter(job.status for job in [*first, *later]) == {"COMPLETED": len(first) + count}
+
+
+def runs(job: Job) -> bool:
+    """True once it has printed a line, and its status, which follows, says that it runs."""
+    return next(iter(job.logs()), None) is not None and job.refresh().status == "PROCESSING"
 
 
 def fill(descriptor: int) -> None:

@@ -29,6 +29,7 @@ SPEC = {"name": "n", "command": "true", "resources": {"cpus": 0.5, "memory": "64
 @pytest.fixture(scope="module")
 def running() -> Generator[Platform]:
     with platform({"WEFT_NODE_CPUS": "2"}) as running:
+        eventually(running.all_ready)
         yield running
 
 

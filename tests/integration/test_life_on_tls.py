@@ -22,6 +22,7 @@ from tests.integration.test_life import (
     test_the_learner_that_failed_first_is_named_and_its_peers_are_ended,
 )
 from tests.testbed.platform import Platform, platform
+from tests.waiting import eventually
 
 __all__ = [
     "bucket",
@@ -44,6 +45,7 @@ def weft_up() -> Iterator[Platform]:
         "WEFT_HTTP_ALLOW": "127.0.0.0/8",
     }
     with platform(settings) as running:
+        eventually(running.all_ready)
         yield running
 
 

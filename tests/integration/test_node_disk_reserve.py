@@ -59,11 +59,14 @@ async def has_written(node: NodeProcess, gang: AttemptPlan) -> None:
 
 MOVES = """
 cd "$HOME"; mkdir -p a/x b
+exec 3> a/x/large
 while mv a/x b/x && mv b/x a/x; do :; done &
-exec 3> a/x/large || exec 3> b/x/large
-while head -c 500000 /dev/zero >&3; do sleep 0.025; done
+head -c 50000000 /dev/zero >&3
+while head -c 100000 /dev/zero >&3; do sleep 0.025; done
 """
-"""Moves what it writes, so that a walk through its folders misses it."""
+"""Moves what it writes, so that a walk through its folders misses it. Once the disk is full it ends by itself: the
+reserve lasts for a quarter of a minute at least.
+"""
 
 
 async def test_learner_that_moves_its_files_while_it_fills_the_disk_is_ended_and_its_neighbour_is_not(

@@ -30,7 +30,7 @@ def node() -> Generator[NodeProcess]:
         "WEFT_NODE_UID_COUNT": "1",
         "WEFT_NODE_UID_FIRST": str(200_000 + os.getpid()),
     }  # nobody else has its files
-    with node_process({"WEFT_NODE_REMOVE_S": "2", **own_uid}) as running:
+    with node_process(own_uid) as running:
         yield running
 
 

@@ -37,6 +37,8 @@ STORES = {
     "command": f"head -c {LARGE} /dev/urandom > $RESULT_DIR/large; sha256sum < $RESULT_DIR/large",
 }
 
+HAS_RUN = {"PROCESSING", "STORING", "COMPLETED"}
+
 
 def code(number: int) -> bytes:
     out = io.BytesIO()
@@ -73,13 +75,14 @@ def test_submissions_are_refused_and_jobs_run_on_while_the_object_store_is_away(
         for number in range(rounds):
             storing = client.jobs.submit(STORES)
             eventually(lambda: list(storing.logs()))  # noqa: B023 - called in this round only
+            eventually(lambda: storing.refresh().status in HAS_RUN)  # noqa: B023 - its status follows its output
             own_s3.kill()
             refused = submit(weft, number)
             assert refused.status_code == 503, refused.text
             assert int(refused.headers["Retry-After"]) >= 1
             assert refused.json()["code"] == "unavailable"
             assert [line.text for line in long.logs()] == ["started", "started"]
-            assert storing.refresh().status in {"PROCESSING", "STORING", "COMPLETED"}
+            assert storing.refresh().status in HAS_RUN
             own_s3.start()
             began = time.monotonic()
             made = eventually(lambda: _accepted(submit(weft, number)))  # noqa: B023

@@ -1,4 +1,4 @@
-"""What a run of the tests on two worker processes prints."""
+"""What a run of the tests on two worker processes prints, and the time limits of a run."""
 
 from __future__ import annotations
 
@@ -50,5 +50,42 @@ def test_a_run_on_two_workers_prints_failures_promises_of_both_and_pytests_own_l
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED test_wrong.py::test_wrong" in lines
     assert [line.split()[0] for line in lines if "tries" in line] == ["R1", "R2"]
-    assert [line.split(maxsplit=1)[1] for line in lines if " of 3 tests" in line] == ["3 of 3 tests, 1 failed"]
+    # A run that takes longer than half a minute has told before how far it has got.
+    progress = [line.split(maxsplit=1)[1] for line in lines if " of 3 tests" in line]
+    assert progress[-1:] == ["3 of 3 tests, 1 failed"]
     assert "= 1 failed, 2 passed in " in lines[-1]
+
+
+TIMERS = """
+import threading
+import pytest
+
+def timers():
+    return [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+
+def test_with_a_limit(untimed):
+    assert len(timers()) == 1
+    with untimed():
+        pass
+
+@pytest.mark.timeout(0)
+def test_without_a_limit(untimed):
+    with untimed():
+        pass
+    assert timers() == []
+"""
+
+
+def test_run_was_killed_by_the_time_limit_of_a_test_that_had_ended(tmp_path: Path) -> None:
+    """A test without a limit set the timer of the one before it again, once it had built what it needs."""
+    (tmp_path / "test_timers.py").write_text(TIMERS)
+    options = ("--timeout", "60", "--timeout-method", "thread", "-p", "no:cacheprovider", "-p", "tests.testbed.built")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", tmp_path, *options, tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout

@@ -22,7 +22,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.core.runtime.home import SOCKETS
 from services.core.runtime.processes import ProcessIdentity, send_signal
-from services.local.commands import PLATFORM
 from services.local.layout import ETCD, INNER, PROGRAMS
 from tests.promises import Promise
 from tests.testbed import squatter
@@ -89,6 +88,7 @@ def test_the_api_s_two_ports_are_the_only_ones_of_the_platform_that_answer_a_lea
     weft_up: Platform, promise: Promise
 ) -> None:
     of_platform: set[int] = set()
+    eventually(weft_up.all_ready)  # all listen
     for name in ("supervisor", *SERVICES):
         pid = weft_up.process(name).pid
         of_platform |= listening_ports(pid)
@@ -152,11 +152,6 @@ def test_a_new_supervisor_holds_the_ports_of_an_api_that_it_adopts(weft_up: Plat
     test_requests_sent_while_the_api_is_away_are_answered_by_the_next_api(weft_up)
 
 
-def states(weft: Platform) -> set[str]:
-    """The states that `weft status` shows."""
-    return {service["state"] for service in PLATFORM.status(str(weft.home.root))["services"]}
-
-
 @pytest.fixture
 def hostile(weft_up: Platform, tmp_path: Path) -> Iterator[Callable[[], str]]:
     """A squatter at the addresses of the platform. The function ends it and returns its output."""
@@ -204,7 +199,7 @@ def test_a_squatter_gets_no_address_and_no_byte_while_services_restart(
         # Half of them at a time: the others go on calling those that restart.
         for services in (SERVICES[::2], SERVICES[1::2]):
             if number % _READY_EACH == 0:
-                eventually(lambda: states(weft_up) == {"ready"})
+                eventually(weft_up.all_ready)
             # On TLS a service ends by itself while the squatter has its port.
             processes = {service: running(weft_up, service) for service in services}
             for process in processes.values():
@@ -212,7 +207,7 @@ def test_a_squatter_gets_no_address_and_no_byte_while_services_restart(
             for service, process in processes.items():
                 eventually(partial(weft_up.again, service, process))
     output = hostile()
-    eventually(lambda: states(weft_up) == {"ready"})
+    eventually(weft_up.all_ready)
     if not inner_ports(weft_up):
         assert output == "ready\n"
     # A port for TLS may be taken while its service restarts: then callers demand a certificate and send nothing else.

@@ -120,3 +120,10 @@ def untimed(pytestconfig: pytest.Config) -> Callable[[], AbstractContextManager[
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
     item.config.stash[_timed] = item, settings
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
+    """After a test has ended its timer must not be set again: nothing would cancel it, and it ends the whole run."""
+    if _timed in item.config.stash:
+        del item.config.stash[_timed]

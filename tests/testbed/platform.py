@@ -23,6 +23,7 @@ from services.core.runtime.processes import ProcessIdentity, read_live_process, 
 from services.local.commands import PLATFORM
 from services.local.layout import FOR_USERS, INNER, SUPERVISOR, with_certificate
 from tests.testbed.server import free_port, own_numbers
+from tests.testbed.signals import kill_all, pause
 from tests.waiting import HANG_S, eventually
 from weft import Client, WeftError
 
@@ -54,6 +55,10 @@ class Platform:
         with _environment(self._environment):
             answer = PLATFORM.up(str(self.home.root), report=lambda _: None)
         self.url, self.key = answer["url"], answer["key"]
+
+    def all_ready(self) -> bool:
+        """Whether every service is ready, also the broker's worker, for which ``up`` does not wait."""
+        return {service["state"] for service in PLATFORM.status(str(self.home.root))["services"]} == {"ready"}
 
     def down(self) -> None:
         PLATFORM.down(str(self.home.root), now=True, report=lambda _: None)
@@ -116,14 +121,17 @@ class Platform:
     def lose(self, job_id: str) -> None:
         """As if the job's machine was lost, with its disk: ends the job's processes and removes their folders.
 
-        The node agent is killed before: it would start the helper again, which stores what is left.
+        The node agent is killed before: it would start the helper again, which stores what is left. The supervisor,
+        which would start the agent again, is stopped meanwhile.
         """
-        self.kill("node")
-        while pids := self.processes_of(job_id):
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(self.home / "node" / job_id)
+        supervisor = self.process("supervisor")
+        pause(supervisor.pid)
+        try:
+            self.kill("node")
+            kill_all(lambda: self.processes_of(job_id))
+            shutil.rmtree(self.home / "node" / job_id)
+        finally:
+            send_signal(supervisor, signal.SIGCONT)
 
     @property
     def operator(self) -> dict[str, str]:

@@ -42,5 +42,5 @@ def _stopped(task: Path) -> bool:
     try:
         # The state follows the name, which stands in parentheses and may hold any of them itself.
         return (task / "stat").read_text().rpartition(")")[2].split()[0] in {"T", "t", "Z", "X"}
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before its file was opened, or read
         return True
