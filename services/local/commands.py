@@ -198,6 +198,8 @@ class Platform(Backups):
             jobs = "1 job runs and is" if running == 1 else f"{running} jobs run and are"
             again = f"`{place.command('up')}` queues {'it' if running == 1 else 'them'} again"
             losses.append(f"{jobs} halted, with checkpoints; {again}")
+        elif running is None and now:
+            losses.append("the api does not answer, so jobs may run; what they have not stored yet is lost")
         if purge and (place / "VERSION").exists():
             losses.append(f"{place.root}: every job, result, checkpoint and key")
         return losses

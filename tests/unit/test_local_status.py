@@ -54,6 +54,18 @@ def test_service_that_dies_during_its_readiness_answer_is_starting(
     assert "503" in service["why"]
 
 
+def test_down_now_asks_first_where_it_is_not_known_whether_jobs_run(tmp_path: Path) -> None:
+    """While the api did not answer, `weft down --now` ended running jobs without a question."""
+    assert PLATFORM.down_losses(str(tmp_path), now=True) == []
+    me = identify(os.getpid())
+    assert me is not None
+    write_process_file(tmp_path / "run" / "supervisor.json", me)
+    (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api": "127.0.0.1:9"}))
+    (loss,) = PLATFORM.down_losses(str(tmp_path), now=True)
+    assert loss.startswith("the api does not answer, so jobs may run")
+    assert PLATFORM.down_losses(str(tmp_path)) == []  # they are halted, with checkpoints
+
+
 def test_status_shows_the_caches_as_the_node_agent_measured_them(tmp_path: Path) -> None:
     assert reported_caches(Home(tmp_path)) == {}
     (tmp_path / "run").mkdir()
