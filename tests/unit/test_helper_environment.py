@@ -134,8 +134,12 @@ def test_packages_come_from_no_other_index_when_the_settings_of_pip_cannot_be_re
         pip.chmod(0o755)
         return str(pip)
 
-    assert mirror_of_pip(answers("echo https://packages.example/simple")) == "https://packages.example/simple"
-    assert mirror_of_pip(answers("echo 'No such key' >&2", "exit 1")) == ""
+    assert mirror_of_pip(answers("echo global:", "echo '  /etc/pip.conf, exists: False'")) == ""
+    assert mirror_of_pip(answers("echo 'python: No module named pip' >&2", "exit 1")) == ""
+    for lines in (["echo 'Configuration file could not be loaded.' >&2", "exit 2"], ["kill -9 $$"]):
+        with pytest.raises(FetchFailed, match="UV_DEFAULT_INDEX") as failed:
+            mirror_of_pip(answers(*lines))
+        assert failed.value.reason == Outage.MACHINE_FAULT
     hangs = answers("exec sleep 1000")
     for python, timeout_s in ((hangs, 0.1), (str(tmp_path / "missing"), 60)):
         with pytest.raises(FetchFailed, match="UV_DEFAULT_INDEX") as failed:
@@ -143,3 +147,28 @@ def test_packages_come_from_no_other_index_when_the_settings_of_pip_cannot_be_re
         assert failed.value.reason == Outage.MACHINE_FAULT
     monkeypatch.setenv("PIP_INDEX_URL", "https://given.example/simple")
     assert mirror_of_pip(hangs, 0.1) == "https://given.example/simple"
+
+
+def test_packages_come_from_the_index_that_pip_has_for_the_whole_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the user's own settings of pip counted: with /etc/pip.conf, packages came from the public index."""
+    for name in ("PIP_INDEX_URL", "PIP_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def settings(name: str, index: str) -> Path:
+        path = tmp_path / name / "pip/pip.conf"
+        path.parent.mkdir(parents=True)
+        path.write_text(f"[global]\ntimeout = 60\nindex-url = {index}\n")
+        return path
+
+    settings("machine", "https://machine.example/simple")
+    monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "machine"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert mirror_of_pip() == "https://machine.example/simple"
+    settings("user", "https://user.example/simple")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    assert mirror_of_pip() == "https://user.example/simple"
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings("file", "https://file.example/simple")))
+    assert mirror_of_pip() == "https://file.example/simple"

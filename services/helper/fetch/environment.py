@@ -51,6 +51,8 @@ _OUTAGES: Final = {
     Outage.INDEX_UNAVAILABLE: "The package index does not answer.",
     Outage.MACHINE_FAULT: "uv crashed, or its machine had no memory for it.",
 }
+_PIP_FILES: Final = ("env", "site", "user", "global")
+"""Kinds of files of pip's settings. A setting of an earlier kind counts. ``env``: the file of ``PIP_CONFIG_FILE``."""
 _COMPILE_S: Final = 600
 _SYSTEM_AUTHORITIES: Final = tuple(
     map(Path, ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem"))
@@ -357,23 +359,45 @@ def with_system_authorities(
 
 
 def mirror_of_pip(python: str = sys.executable, timeout_s: float = 60) -> str:
-    """The package index of pip's settings, which uv does not read. Empty: they name none.
+    """The package index of pip's settings, which uv does not read. Empty: they name none, or there is no pip.
 
     Raises FetchFailed if they cannot be read: on the public index, others may offer packages under a company's names.
     """
     if given := os.environ.get("PIP_INDEX_URL"):
         return given
-    command = [python, "-m", "pip", "config", "get", "global.index-url"]
+    # Not ``pip config get``: it reads one file, the user's or the virtual environment's, and not /etc/pip.conf.
+    command = [python, "-m", "pip", "config", "debug"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        log_event("pip.unreadable", error=repr(error))
-        raise FetchFailed(
-            Outage.MACHINE_FAULT,
-            f"the environment cannot be built. The package index is unknown: `python {' '.join(command[1:])}` did "
-            "not end on the job's machine. Set UV_DEFAULT_INDEX there if that happens again",
-        ) from error
-    return done.stdout.strip() if done.returncode == 0 else ""
+        raise _unknown_index(command, repr(error)) from error
+    if done.returncode == 0:
+        return _index_of(done.stdout)
+    if done.stderr.rstrip().endswith("No module named pip"):
+        return ""
+    # Without pip's message: it may quote a line that has a password.
+    raise _unknown_index(command, f"exit code {done.returncode}")
+
+
+def _index_of(settings: str) -> str:
+    """``settings``: the output of ``pip config debug``, with a section for each kind of file."""
+    indexes: dict[str, str] = {}
+    kind = ""
+    for line in settings.splitlines():
+        if not line.startswith(" "):
+            kind = line.removesuffix(":")
+        elif match := re.fullmatch(r" +global\.index-url: *(\S+)", line):
+            indexes[kind] = match[1]
+    return next((indexes[kind] for kind in _PIP_FILES if kind in indexes), "")
+
+
+def _unknown_index(command: list[str], why: str) -> FetchFailed:
+    log_event("pip.unreadable", error=why)
+    return FetchFailed(
+        Outage.MACHINE_FAULT,
+        f"the environment cannot be built. The package index is unknown: `python {' '.join(command[1:])}` failed on "
+        f"the job's machine ({why}). Set UV_DEFAULT_INDEX there if that happens again",
+    )
 
 
 def _advice(output: str) -> str:
