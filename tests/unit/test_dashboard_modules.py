@@ -232,3 +232,30 @@ def test_points_of_two_streams_that_overlap_are_drawn_once_and_none_is_left_out(
         """,
     )
     assert drawn == [[11, 12], [13], [14], [], [13, 14, 15, 16], [21]]
+
+
+def test_charts_are_drawn_one_in_a_frame_although_others_gave_their_turn_up() -> None:
+    """After a chart had left the screen before its turn, two were drawn in each frame."""
+    drawn = evaluate(
+        "compare/turns.ts",
+        """
+        let requested = [];
+        globalThis.requestAnimationFrame = (call) => requested.push(call);
+        const frames = [];
+        const frame = () => {
+          const calls = requested;
+          requested = [];
+          frames.push([]);
+          for (const call of calls) call();
+        };
+        const chart = (name) => m.inTurn(() => frames.at(-1).push(name));
+        chart("a")();
+        chart("b"); chart("c");
+        const giveUp = chart("d");
+        chart("e");
+        frame(); giveUp(); frame(); frame(); frame();
+        chart("f"); frame();
+        return frames;
+        """,
+    )
+    assert drawn == [["b"], ["c"], ["e"], [], ["f"]]

@@ -5,6 +5,7 @@ import { Chart } from "../charts/chart.tsx";
 import { plural } from "../format.ts";
 import { ErrorNote } from "../ui/notes.tsx";
 import { bandsOf, type Chosen, statisticsQueries } from "./statistics.ts";
+import { inTurn } from "./turns.ts";
 
 const HEIGHT_PX = 150;
 const POINTS = 200;
@@ -18,24 +19,6 @@ document.addEventListener("scroll", () => (scrolledAt = performance.now()), { ca
 
 /** Nothing was scrolled for a moment. */
 const isStill = (): boolean => performance.now() - scrolledAt >= PAUSE_MS;
-
-/** Charts that wait to be drawn, one in a frame: a row of them in one frame would be seen as a jerk. */
-const turns = new Set<() => void>();
-
-/** Calls in a frame in which no other chart is drawn. Returns a function that gives the turn up. */
-function inTurn(draw: () => void): () => void {
-  if (turns.size === 0) requestAnimationFrame(nextTurn);
-  turns.add(draw);
-  return () => turns.delete(draw);
-}
-
-function nextTurn(): void {
-  const [draw] = turns;
-  if (!draw) return;
-  turns.delete(draw);
-  if (turns.size > 0) requestAnimationFrame(nextTurn);
-  draw();
-}
 
 export function AllMetrics({ names, shown, onShown, ids, filter, group }: Omit<Chosen, "metric"> & { names: string[]; shown: boolean; onShown: (shown: boolean) => void }) {
   const queryOf = useMemo(() => statisticsQueries({ ids, filter, group }, POINTS), [ids, filter, group]);
@@ -104,7 +87,7 @@ function Metric({ metric, queryOf }: MetricProps) {
     const timer = setInterval(() => setStill(isStill()), PAUSE_MS / 2);
     return () => clearInterval(timer);
   }, [still]);
-  // The server reads all jobs for it: what is here already is not read again for a reader who goes on.
+  // The server reads all jobs for a chart. While the page is scrolled, statistics that are here already are not read again.
   const statistics = useQuery({ ...queryOf(metric), enabled: (query) => still || query.state.data === undefined });
   const ready = statistics.data !== undefined;
   const [drawn, setDrawn] = useState(false);
