@@ -46,7 +46,7 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
     let behind = false;
     let before: number | undefined;
     let shown = NOTHING;
-    /** Meanwhile no line is dropped: it would be missing between those that are read and those that are shown. */
+    /** Earlier lines are being read. No line is dropped then: it would be missing between those and the ones that are shown. */
     let goesBack = false;
     /** Grows with what the reader has gone back to. */
     let most = MOST;
@@ -58,11 +58,12 @@ function useMatching(job: Job, query: LineQuery, lines: RefObject<((lines: JobLi
     const failed = (failure: unknown, again: () => void): void => {
       if (signal.aborted) return;
       setError(failure);
-      show({ searching: false });
+      show({ searching: goesBack });
       if (isTemporary(failure)) retry = setTimeout(again, RETRY_MS);
     };
     const earlier = async (): Promise<void> => {
       setError(null);
+      if (goesBack) return; // two readings would each end the time in which no line is dropped
       show({ searching: true });
       goesBack = true;
       try {
