@@ -17,6 +17,8 @@ export function useLiveList(filter: JobsFilter) {
   const { changes: meanwhile } = useMemo(() => ({ filter, changes: new Meanwhile() }), [filter]);
   const listing = useInfiniteQuery({
     ...jobsQuery(filter, (pages) => meanwhile.applied(pages, order, acceptsAll)),
+    // The rows of the former filter stay until the first answer. After an error they would come and go with each new try.
+    ...(queries.getQueryState(queryKey)?.errorUpdateCount ? { placeholderData: undefined } : {}),
     // Nothing else reads a list again that could not be read, lacks changes, or was answered from the past.
     refetchInterval: ({ state: { data, error, isInvalidated } }) =>
       (data ? isInvalidated || data.pages.some((page) => page.isOld) : isTemporary(error)) ? LIST_MS : false,

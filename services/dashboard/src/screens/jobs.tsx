@@ -58,7 +58,7 @@ export function JobsScreen() {
   const filter = useMemo(() => ({ q, metrics, order, tenant }) as const, [q, metrics, order, tenant]);
   const listing = useLiveList(filter);
   // While the first answer is tried again, why it did not come.
-  const error = listing.error ?? (listing.isPending ? listing.failureReason : null);
+  const error = listing.error ?? (listing.isPending || listing.isPlaceholderData ? listing.failureReason : null);
   const shownAtFilter = listing.data === undefined && error instanceof ApiError && error.status === 400;
   const jobs = useMemo(() => listing.data?.pages.flatMap((page) => page.jobs as Job[]) ?? [], [listing.data]);
   useEffect(() => {
