@@ -19,6 +19,7 @@ from services.core.domain.errors import InvalidRequest, Unavailable, WeftError
 from services.core.domain.status import ADMITTED, RESTING, Status
 from services.core.runtime.address import TlsFiles
 from services.core.runtime.home import AGENT, GROUPS_FILE, Home, default_home
+from services.core.runtime.learner_folder import SHIM_FILE
 from services.core.runtime.processes import (
     ProcessIdentity,
     alive,
@@ -189,9 +190,10 @@ class Platform(Backups):
     def down_losses(self, home: str | None = None, *, purge: bool = False, now: bool = False) -> list[str]:
         """Returns a line for each thing that ``down`` would interrupt or remove; none: nothing is lost."""
         place = _home(home)
-        running = count_jobs(place, ADMITTED) if supervisor_of(place) is not None else 0
+        is_supervised = supervisor_of(place) is not None
+        running = count_jobs(place, ADMITTED) if is_supervised else _jobs_left(place)
         losses: list[str] = []
-        if running and (now or purge):
+        if running and (now or purge or not is_supervised):  # without services none is halted
             jobs = "1 job runs" if running == 1 else f"{running} jobs run"
             losses.append(f"{jobs}; what {'it has' if running == 1 else 'they have'} not stored yet is lost")
         elif running:
@@ -199,7 +201,9 @@ class Platform(Backups):
             again = f"`{place.command('up')}` queues {'it' if running == 1 else 'them'} again"
             losses.append(f"{jobs} halted, with checkpoints; {again}")
         elif running is None and now:
-            losses.append("the api does not answer, so jobs may run; what they have not stored yet is lost")
+            losses.append(
+                "the api does not answer, so it is unknown whether jobs run; what they have not stored yet is lost"
+            )
         if purge and (place / "VERSION").exists():
             losses.append(f"{place.root}: every job, result, checkpoint and key")
         return losses
@@ -341,6 +345,12 @@ def _learners_left(home: Home) -> bool:
     if (node / AGENT / GROUPS_FILE).exists():
         return True
     return node.is_dir() and any(not entry.name.startswith(".") for entry in node.iterdir())
+
+
+def _jobs_left(home: Home) -> int:
+    """The number of jobs that run on after the services: after `weft down --keep-jobs`, or a kill of the supervisor."""
+    shims = (home / "node").glob(f"*/*/*/{SHIM_FILE}")
+    return len({shim.parents[2] for shim in shims if read_live_process(shim) is not None})
 
 
 def changed_settings(home: Home, options: Mapping[str, object]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,19 @@ def test_down_now_asks_first_where_it_is_not_known_whether_jobs_run(tmp_path: Pa
     write_process_file(tmp_path / "run" / "supervisor.json", me)
     (tmp_path / "run" / "addresses.json").write_text(json.dumps({"api": "127.0.0.1:9"}))
     (loss,) = PLATFORM.down_losses(str(tmp_path), now=True)
-    assert loss.startswith("the api does not answer, so jobs may run")
+    assert loss.startswith("the api does not answer, so it is unknown whether jobs run")
     assert PLATFORM.down_losses(str(tmp_path)) == []  # they are halted, with checkpoints
+
+
+def test_down_asks_first_where_learners_run_on_after_the_services(tmp_path: Path) -> None:
+    """After `weft down --keep-jobs`, a `weft down` ended the jobs that were kept without a question."""
+    me = identify(os.getpid())
+    assert me is not None
+    for learner in ("j1/1/worker-0", "j1/1/worker-1"):
+        write_process_file(tmp_path / "node" / learner / "shim.json", me)
+    write_process_file(tmp_path / "node/j2/1/worker-0/shim.json", replace(me, start_time=me.start_time + 1))  # ended
+    for now in (False, True):
+        assert PLATFORM.down_losses(str(tmp_path), now=now) == ["1 job runs; what it has not stored yet is lost"]
 
 
 def test_status_shows_the_caches_as_the_node_agent_measured_them(tmp_path: Path) -> None:
