@@ -2,7 +2,7 @@
 
 Control groups have a freezer, which no program escapes. Without them the processes get SIGSTOP, until a look at the
 process table shows no new one: only a program that forks faster than the table can be read escapes that. A process
-stops once it is on a processor again, and has ended its system call: that is waited for.
+stops only when a processor runs it again and its system call has ended, so ``freeze`` waits for that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOT_RUNNING: Final = frozenset("TtZX")
 
 
 def freeze(learner: Learner) -> bool:
-    """Returns once the learner's processes do not run. False if new ones appear all the time. Takes up to 2 s."""
+    """Stops the learner's processes. Waits until they have stopped, 2 s at most. False if new ones always appear."""
     deadline = time.monotonic() + _FREEZE_S
     groups = [Path(group) for group in learner.document.groups]
     if _write_to_all(groups, 1):
@@ -84,7 +84,7 @@ def _is_frozen(group: Path) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    """True if none of its threads runs, also if it has ended."""
+    """Whether all its threads have stopped or ended."""
     try:
         return all(_state(task) in _NOT_RUNNING for task in Path(f"/proc/{pid}/task").iterdir())
     except OSError:  # a thread, or the process, has just ended
@@ -92,5 +92,5 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _state(task: Path) -> str:
-    # It follows the name, which stands in parentheses and may hold any of them itself.
+    # It follows the name, which is in parentheses and may itself contain parentheses.
     return (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]

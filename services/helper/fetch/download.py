@@ -83,7 +83,7 @@ def locked_place(assignment: Assignment, address: str, name: str, progress: Fetc
     place = data / assignment.plan.tenant / hashlib.sha256(address.encode()).hexdigest()
     with contextlib.ExitStack() as stack:
         while True:
-            # Not with ``exist_ok``: that raises, too, for a folder which is removed before it is looked at.
+            # Not with ``exist_ok``: it raises FileExistsError, too, if the folder is removed before it is looked at.
             with contextlib.suppress(FileExistsError):
                 place.mkdir(parents=True)
             locking = hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}")

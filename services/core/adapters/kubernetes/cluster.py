@@ -187,7 +187,7 @@ class KubernetesCluster:
             changed.put_nowait("")
 
         def on_event(event: Document) -> None:
-            # Before the first list there is nothing to add: after it, the reader looks at all jobs.
+            # An event before the first list is not needed: after that list, the reader looks at all jobs.
             if is_listed and (job := _job_of(str(event["involvedObject"].get("name")))):
                 changed.put_nowait(job)
 

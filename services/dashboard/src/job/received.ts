@@ -1,10 +1,10 @@
-// Which points of a job a page has: its answer's, and those that streams bring since. Pure.
+// Which points of a job a page has: those of its answer, and those that streams have brought since then. Pure.
 
-/** Streams overlap when one takes the place of another, and a stream may begin later than the page's answer ends. */
+/** When a stream takes the place of another, both may bring the same points. A stream may also be ahead of an answer that is shown later. */
 export class Received {
-  /** Every point up to this one is here; undefined: the answer did not say. */
+  /** The page has every point up to this one; undefined: the answer did not say which it has. */
   last: number | undefined;
-  /** The stream has sent every point up to this one, from its beginning on. */
+  /** The last point that the stream has sent, or the one after which it begins. */
   private sent = 0;
 
   /** The answer that is shown now has every point up to `through`. */
@@ -17,7 +17,7 @@ export class Received {
     this.sent = seq;
   }
 
-  /** Those of a stream's points that are new. None if the page lacks points before them: another stream brings all. */
+  /** Those of a stream's points that are new. None if the page lacks points before them: the stream that follows brings all of them. */
   fresh<Point extends { seq: number }>(points: readonly Point[]): Point[] {
     const last = this.last ?? this.sent;
     const complete = this.sent <= last;

@@ -65,8 +65,8 @@ export const pageOf = (seq: number): number => Math.floor((seq - 1) / PAGE_LINES
 
 const lengthOf = (lines: readonly JobLine[]): number => lines.reduce((sum, line) => sum + line.text.length, 0);
 
-/** The last lines, as many as a page of the browser keeps while new ones come. `before`: all that it drops are before the
- * line with this number; null: it drops none.
+/** The last lines, as many as a page of the browser keeps while new ones come. `before`: every line that is dropped has a
+ * lower number than this; null: none is dropped.
  */
 export function newest(lines: readonly JobLine[], most: number): { lines: JobLine[]; before: number | null } {
   let characters = 0;
@@ -76,7 +76,7 @@ export function newest(lines: readonly JobLine[], most: number): { lines: JobLin
     if (characters > KEPT_CHARACTERS) break;
     first -= 1;
   }
-  // Merged by time, the last one dropped is not always the one with the highest number.
+  // In the order of time, the last line that is dropped does not always have the highest number.
   const before = first === 0 ? null : 1 + lines.slice(0, first).reduce((seq, line) => Math.max(seq, line.seq), 0);
   return { lines: lines.slice(first), before };
 }
