@@ -84,8 +84,11 @@ def locked_place(assignment: Assignment, address: str, name: str, progress: Fetc
     with contextlib.ExitStack() as stack:
         while True:
             # Not with ``exist_ok``: it raises FileExistsError, too, if the folder is removed before it is looked at.
-            with contextlib.suppress(FileExistsError):
+            try:
                 place.mkdir(parents=True)
+            except FileExistsError:
+                if any(path.is_symlink() and not path.exists() for path in (place.parent, place)):
+                    raise  # for example a folder on a disk that is not mounted
             locking = hold_lock(place / "lock", progress, f"waiting for another learner that downloads {name}")
             try:
                 lock = stack.enter_context(locking)
