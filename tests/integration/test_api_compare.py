@@ -71,8 +71,8 @@ async def test_statistics_over_seeds_are_exact_for_each_group(api: Api, metrics:
 
         async def whole() -> list[dict[str, Any]]:
             """The groups, once all jobs were compared with the filter: a search has a second."""
-            found = await statistics(api, name="loss", q="metric.loss<1000", max_points=5)
-            return [] if found["truncated"] else list(found["groups"])
+            answer = await statistics(api, name="loss", q="metric.loss<1000", max_points=5)
+            return [] if answer["truncated"] else list(answer["groups"])
 
         [group] = await until(whole)
         assert (len(group["steps"]), group["key"], group["n"][0]) == (5, {}, 6)
