@@ -13,6 +13,7 @@ from services.helper.fetch.environment import (
     EnvironmentSpec,
     mirror_of_pip,
     required_environment,
+    uv_names_index,
     with_system_authorities,
 )
 from services.helper.fetch.progress import FetchFailed
@@ -172,3 +173,21 @@ def test_packages_come_from_the_index_that_pip_has_for_the_whole_machine(
     assert mirror_of_pip() == "https://user.example/simple"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings("file", "https://file.example/simple")))
     assert mirror_of_pip() == "https://file.example/simple"
+
+
+def test_index_of_uvs_own_settings_counts_before_that_of_pip(tmp_path: Path) -> None:
+    settings = tmp_path / "uv" / "uv.toml"
+    settings.parent.mkdir()
+    for text, names in (
+        ('native-tls = true\n[pip]\nonly-binary = [":all:"]', False),
+        ('index-url = "https://a.example/simple"', True),
+        ('[[index]]\nurl = "https://a.example/simple"', True),
+        ('[pip]\nindex-url = "https://a.example/simple"', True),
+        ("index-url = ", False),  # uv refuses these files
+        ("pip = 1", False),
+    ):
+        settings.write_text(text)
+        assert uv_names_index({"UV_CONFIG_FILE": str(settings)}) == names, text
+        assert uv_names_index({"XDG_CONFIG_HOME": str(tmp_path), "HOME": "/nowhere"}) == names, text
+    assert uv_names_index({"UV_DEFAULT_INDEX": "https://a.example/simple", "UV_CONFIG_FILE": "/nowhere"})
+    assert not uv_names_index({"UV_CONFIG_FILE": "/nowhere"})

@@ -20,6 +20,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -341,7 +342,7 @@ class _Uv:
             out |= {"HOME": str(self._cache), "TMPDIR": str(self._cache)}
             for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
                 out.pop(name, None)
-        if not out.get("UV_DEFAULT_INDEX") and not out.get("UV_INDEX_URL") and (mirror := mirror_of_pip()):
+        if not uv_names_index(out) and (mirror := mirror_of_pip()):
             out["UV_DEFAULT_INDEX"] = mirror
         return out
 
@@ -356,6 +357,21 @@ def with_system_authorities(
     if not any(path.exists() and path.stat().st_size for path in bundles):
         return dict(environment)
     return {"UV_SYSTEM_CERTS": "true", **environment}
+
+
+def uv_names_index(environment: Mapping[str, str]) -> bool:
+    """Whether uv's variables or files name a package index. It counts before that of pip's settings."""
+    if environment.get("UV_DEFAULT_INDEX") or environment.get("UV_INDEX_URL"):
+        return True
+    given = environment.get("UV_CONFIG_FILE")
+    users = Path(environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config")
+    for file in (Path(given),) if given else (users / "uv" / "uv.toml", Path("/etc/uv/uv.toml")):
+        with contextlib.suppress(OSError, ValueError):  # uv says itself what is wrong with the file
+            settings = tomllib.loads(file.read_text())
+            pip = settings.get("pip")
+            if {"index", "index-url"} & {*settings, *(pip if isinstance(pip, dict) else ())}:
+                return True
+    return False
 
 
 def mirror_of_pip(python: str = sys.executable, timeout_s: float = 60) -> str:
