@@ -23,6 +23,7 @@ pytest_plugins = [
     "tests.testbed.go",
     "tests.testbed.etcd",
     "tests.testbed.ferretdb",
+    "tests.testbed.interrupts",
     "tests.testbed.mongo",
     "tests.testbed.node_fixtures",
     "tests.testbed.rabbitmq",

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.waiting import HANG_S, eventually
+
 ROOT = Path(__file__).parents[2]
 PROMISING = """
 import pytest
@@ -54,6 +58,56 @@ def test_a_run_on_two_workers_prints_failures_promises_of_both_and_pytests_own_l
     progress = [line.split(maxsplit=1)[1] for line in lines if " of 3 tests" in line]
     assert progress[-1:] == ["3 of 3 tests, 1 failed"]
     assert "= 1 failed, 2 passed in " in lines[-1]
+
+
+WAITING = """
+import asyncio
+import time
+from pathlib import Path
+import pytest
+
+@pytest.fixture(scope="session")
+def server():
+    yield
+    time.sleep(2)
+    (Path(__file__).parent / "server-ended").touch()
+
+def test_waiting(server):
+    (Path(__file__).parent / "started").touch()
+    WAIT
+"""
+
+
+def test_servers_of_tests_ran_on_after_the_run_was_ended(tmp_path: Path) -> None:
+    """By SIGTERM; the workers ignored Ctrl-C, as all that a script starts in the background."""
+    for name, wait in (("a", "time.sleep(600)"), ("b", "asyncio.run(asyncio.sleep(600))")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"test_{name}.py").write_text(WAITING.replace("WAIT", wait))
+    plugins = ("tests.testbed.workers", "tests.testbed.interrupts")
+    options = ("-c", "/dev/null", "--rootdir", tmp_path, "-p", "no:cacheprovider", "-n", "2")
+    with subprocess.Popen(
+        [
+            "env",
+            "--ignore-signal=INT",
+            sys.executable,
+            "-m",
+            "pytest",
+            *options,
+            *(word for plugin in plugins for word in ("-p", plugin)),
+            tmp_path,
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        eventually(lambda: len(list(tmp_path.glob("*/started"))) == 2)
+        run.terminate()
+        run.terminate()  # `timeout` and make both pass it on
+        output, _ = run.communicate(timeout=HANG_S)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert len(list(tmp_path.glob("*/server-ended"))) == 2, output
+    assert " in " in output.splitlines()[-1]
 
 
 TIMERS = """
