@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
 from scripts.images import IMAGES, ROOT, Image, wheels
@@ -45,6 +45,18 @@ def _image_parts() -> None:
         wheels(ROOT / image.requirements, image.without)
 
 
+def run_all(builds: Mapping[str, Callable[[], object]]) -> Mapping[str, Future[object]]:
+    """Runs them, some at the same time. After Ctrl-C none is begun any more."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        running = {name: threads.submit(build) for name, build in builds.items()}
+        try:
+            wait(running.values())
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return running
+
+
 def main() -> None:
     builds: dict[str, Callable[[], object]] = {path.name: _go(path.name) for path in sorted(SERVERS.iterdir())}
     builds["the MongoDB stand-in"] = lambda: mongo_build(_say)
@@ -55,9 +67,7 @@ def main() -> None:
         builds["what images are made of"] = _image_parts
     builds["helm"] = lambda: helm_program(_say)
     builds["the definitions of custom resources"] = definitions
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        running = {name: threads.submit(build) for name, build in builds.items()}
-    for name, built in running.items():
+    for name, built in run_all(builds).items():
         error = built.exception()
         if error is not None:
             _say(f"{name} could not be built: {error}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +12,8 @@ import pytest
 
 from tests.testbed.built import built, need_debian
 from tests.testbed.mongo import at_database
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -44,6 +49,26 @@ def test_a_build_that_fails_leaves_nothing_and_may_be_tried_again(pin: Path) -> 
     place = built("mongo", [pin], lambda folder: (folder / "whole").touch())
     assert [path.name for path in place.iterdir()] == ["whole"]
     assert [path.name for path in place.parent.iterdir() if path.is_dir()] == ["mongo"]
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.testbed.prepare import run_all
+
+def interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+
+run_all({"one": interrupted, "two": lambda: time.sleep(1), "three": Path(sys.argv[1]).touch})
+"""
+
+
+def test_builds_were_begun_one_after_the_other_after_ctrl_c(tmp_path: Path) -> None:
+    command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED, str(tmp_path / "begun")]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert not (tmp_path / "begun").exists()
 
 
 def test_a_missing_program_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
