@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.built import built, need_debian
+from tests.testbed.built import built, need_debian, no_service_starts
 from tests.testbed.mongo import at_database
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +49,31 @@ def test_a_build_that_fails_leaves_nothing_and_may_be_tried_again(pin: Path) -> 
     place = built("mongo", [pin], lambda folder: (folder / "whole").touch())
     assert [path.name for path in place.iterdir()] == ["whole"]
     assert [path.name for path in place.parent.iterdir() if path.is_dir()] == ["mongo"]
+
+
+def test_what_a_killed_build_left_stayed_on_the_disk(pin: Path) -> None:
+    place = built("mongo", [pin], lambda folder: (folder / "whole").touch())
+    left = place.rename(place.parent / ".mongo-ab_12xyz")
+    (place.parent / ".mongo-jars-ab_12xyz").mkdir()  # of another build, which may run
+    assert built("mongo", [pin], lambda folder: (folder / "whole").touch()) == place
+    assert not left.exists()
+    assert (place.parent / ".mongo-jars-ab_12xyz").exists()
+
+
+def test_policy_of_a_killed_installation_was_taken_for_the_machines(tmp_path: Path) -> None:
+    """And stayed for ever: no package that was installed later started its service."""
+    policy = tmp_path / "policy-rc.d"
+    with no_service_starts(policy):
+        left = policy.read_text()
+    policy.write_text(left)
+    with no_service_starts(policy):
+        assert policy.exists()
+    assert not policy.exists()
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    with no_service_starts(policy):
+        pass
+    assert policy.exists()
+    assert repr(left.removeprefix("#!/bin/sh"))[1:-3] in (ROOT / "scripts" / "test-packages.sh").read_text()
 
 
 INTERRUPTED = """
