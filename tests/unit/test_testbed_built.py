@@ -12,6 +12,7 @@ import pytest
 
 from tests.testbed.built import built, need_debian, no_service_starts
 from tests.testbed.mongo import at_database
+from tests.waiting import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,19 +80,26 @@ def test_policy_of_a_killed_installation_was_taken_for_the_machines(tmp_path: Pa
 INTERRUPTED = """
 import os, signal, sys, time
 from pathlib import Path
+from tests.testbed.built import run
 from tests.testbed.prepare import run_all
 
 def interrupted():
-    os.kill(os.getpid(), signal.SIGINT)
+    while not any(children.read_text() for children in Path("/proc/self/task").glob("*/children")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), int(sys.argv[2]))
     time.sleep(1)
 
-run_all({"one": interrupted, "two": lambda: time.sleep(1), "three": Path(sys.argv[1]).touch})
+def build():
+    run("sleep", "1" if int(sys.argv[2]) == signal.SIGINT else "600")
+
+run_all({"one": build, "two": interrupted, "three": Path(sys.argv[1]).touch})
 """
 
 
-def test_builds_were_begun_one_after_the_other_after_ctrl_c(tmp_path: Path) -> None:
-    command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED, str(tmp_path / "begun")]
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_builds_ran_on_and_were_begun_one_after_the_other_after_ctrl_c(by: signal.Signals, tmp_path: Path) -> None:
+    command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED, str(tmp_path / "begun"), str(int(by))]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, timeout=HANG_S)
     assert done.returncode == -signal.SIGINT, done.stderr
     assert not (tmp_path / "begun").exists()
 
