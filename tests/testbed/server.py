@@ -21,7 +21,7 @@ from services.local.layout import listen_lasting
 from tests.testbed.signals import pause
 from tests.waiting import HANG_S, in_thread, until
 
-SLOTS: Final = max(32, 2 * ((os.cpu_count() or 1) + 1))
+SLOTS: Final = max(16, 2 * ((os.cpu_count() or 1) + 1))
 """The same for all processes of this machine, and enough for the workers of two runs."""
 _given: Final[deque[int]] = deque(maxlen=min(200, 4_000 // SLOTS))
 """Fewer than a slot has ports."""
