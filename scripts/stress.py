@@ -4,12 +4,14 @@
 
 Meanwhile one computing program per processor runs; they end with this program. Prints
 the result of each run, and at the end each test that failed with how often it did. Exit status 1 if any test failed.
+SIGTERM and Ctrl-C end it once the tests have ended what they had started.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +34,16 @@ while os.getppid() == parent:
 """Ends by itself if this program is killed."""
 
 
+class Ended(BaseException):
+    """SIGTERM has arrived."""
+
+
+def end(_number: int, _frame: object) -> None:
+    """Handles SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # `timeout` and make send more than one
+    raise Ended
+
+
 @contextmanager
 def busy(processors: int) -> Generator[None]:
     """Runs so many computing programs during the block."""
@@ -47,7 +59,16 @@ def busy(processors: int) -> Generator[None]:
 def run(arguments: Sequence[str], report: Path) -> tuple[int, set[str], bool]:
     """Returns (number of tests, names of failed tests, True if pytest ended normally)."""
     command = [str(ROOT / "scripts" / "test.sh"), *arguments, f"--junitxml={report}", "-o", "junit_family=xunit1"]
-    status = subprocess.run(command, check=False).returncode
+    with subprocess.Popen(command) as tests:
+        try:
+            status = tests.wait()
+        except Ended:
+            tests.terminate()
+            tests.wait()
+            raise
+        except KeyboardInterrupt:  # which the terminal has sent to the tests as well
+            tests.wait()
+            raise
     if not report.exists():
         return 0, set(), False
     cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest has written it just now
@@ -64,6 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     options, arguments = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, end)
     processors = len(os.sched_getaffinity(0))
     total, broken, failures = 0, 0, Counter[str]()
     with busy(processors), tempfile.TemporaryDirectory() as folder:
@@ -83,4 +105,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except Ended:
+        sys.exit(128 + signal.SIGTERM)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -36,14 +36,17 @@ for wanted in "${needed[@]}"; do
 done
 
 install_missing() {
-    local log policy=/usr/sbin/policy-rc.d
+    local log policy=/usr/sbin/policy-rc.d text cache=${XDG_CACHE_HOME:-${HOME:-$(unset HOME; echo ~)}/.cache}/weft-testbed
     log=$(mktemp)
+    # One installation at a time (tests/testbed/built.py): the end of the other would remove the policy.
+    if mkdir -p "$cache" && { exec 8> "$cache/debian.lock"; }; then flock 8; fi 2> /dev/null
     # No service starts that a package brings: the tests run their own. A machine that
-    # has a policy of its own keeps it.
+    # has a policy of its own keeps it; one with this text was left by a run that was killed.
+    text=$'#!/bin/sh\n# of the test bed of Weft, while it installs packages\nexit 101'
     local clean="rm -f $log"
-    if [ ! -e "$policy" ]; then
+    if [ ! -e "$policy" ] || [ "$(cat "$policy")" = "$text" ]; then
         clean="$clean; ${as_root[*]} rm -f $policy"
-        printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" > /dev/null
+        printf '%s\n' "$text" | "${as_root[@]}" tee "$policy" > /dev/null
         "${as_root[@]}" chmod 755 "$policy"
     fi
     # shellcheck disable=SC2064 # as it is now

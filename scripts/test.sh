@@ -12,5 +12,6 @@ for argument in "$@"; do
     [[ ! -e ${argument%%::*} ]] || all=
 done
 scripts/test-packages.sh $all
-[ -z "$all" ] || .venv/bin/python -m tests.testbed.prepare
-exec .venv/bin/pytest --no-header -p tests.testbed.progress -o console_output_style=classic -n auto "$@"
+tests=(.venv/bin/pytest --no-header -p tests.testbed.progress -o console_output_style=classic -n auto "$@")
+[ -z "$all" ] || tests=(.venv/bin/python -m tests.testbed.prepare "${tests[@]}")
+exec "${tests[@]}"

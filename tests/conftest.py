@@ -2,11 +2,19 @@
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Generator
+from typing import Final
 
 import hypothesis
 import pytest
+
+# Settings of the platforms that the tests start, and of their commands, would also be those of the user's own: tests on
+# the stores of an operator's shell would fill them with jobs. These are of the tests themselves.
+_OWN: Final = re.compile(r"WEFT_(TEST_\w+|FUZZ|HOSTILE|N|PROMISE|PYTHON|SEED)")
+for _name in [name for name in os.environ if name.startswith("WEFT_") and not _OWN.fullmatch(name)]:
+    del os.environ[_name]
 
 # The same examples each time, so that a red run is about the change in hand; `make fuzz` looks further.
 hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
@@ -23,6 +31,7 @@ pytest_plugins = [
     "tests.testbed.go",
     "tests.testbed.etcd",
     "tests.testbed.ferretdb",
+    "tests.testbed.interrupts",
     "tests.testbed.mongo",
     "tests.testbed.node_fixtures",
     "tests.testbed.rabbitmq",

@@ -64,18 +64,20 @@ def test_node_without_its_kubelet_is_not_ready_and_recovers(testbed_cluster: Clu
     node = testbed_cluster.nodes[1]
     kubelet = node.machine.server("kubelet")
     assert kubelet is not None
-    kubelet.kill()
-    eventually(lambda: testbed_cluster.ready_nodes() == ["node-1"])
 
     def taints() -> set[str]:
         lost = testbed_cluster.kubectl.get("node", node.name)
         return {taint["key"] for taint in lost["spec"].get("taints", ())}
 
-    # The controller taints a node in another loop than the one that finds it not Ready.
-    eventually(lambda: "node.kubernetes.io/unreachable" in taints())
-    node.start_kubelet()
-    testbed_cluster.wait_ready(node.name)
-    testbed_cluster.set_gpus(node.name, 4)
+    kubelet.kill()
+    try:
+        eventually(lambda: testbed_cluster.ready_nodes() == ["node-1"])
+        # The controller taints a node in another loop than the one that finds it not Ready.
+        eventually(lambda: "node.kubernetes.io/unreachable" in taints())
+    finally:  # otherwise the tests that follow on this cluster would fail as well
+        node.start_kubelet()
+        testbed_cluster.wait_ready(node.name)
+        testbed_cluster.set_gpus(node.name, 4)
 
 
 def test_node_that_is_cut_off_is_not_ready_and_its_pods_run_on(testbed_cluster: Cluster, kubectl: Kubectl) -> None:
@@ -84,10 +86,12 @@ def test_node_that_is_cut_off_is_not_ready_and_its_pods_run_on(testbed_cluster: 
     kubectl.create(script_pod("cut-off", TINY_IMAGE, f"exec {marker}", nodeName=node.name))
     kubectl.wait_phase("Running", "cut-off")
     node.cut_network()
-    eventually(lambda: testbed_cluster.ready_nodes() == ["node-1"])
-    assert _running(marker)
-    node.mend_network()
-    testbed_cluster.wait_ready(node.name)
+    try:
+        eventually(lambda: testbed_cluster.ready_nodes() == ["node-1"])
+        assert _running(marker)
+    finally:
+        node.mend_network()
+        testbed_cluster.wait_ready(node.name)
     assert _running(marker)
 
 
@@ -100,8 +104,10 @@ def test_node_that_loses_power_takes_its_pods_along_and_starts_again(
     kubectl.wait_phase("Running", "lost")
     eventually(lambda: _running(marker))  # the shell of a pod that runs may not have started it yet
     node.machine.kill()
-    assert not _running(marker)
-    testbed_cluster.restart_node(node)
+    try:
+        assert not _running(marker)
+    finally:
+        testbed_cluster.restart_node(node)
     eventually(lambda: testbed_cluster.ready_nodes() == ["node-1", "node-2"])
 
 

@@ -17,6 +17,9 @@ from typing import Any, Final
 import pytest
 
 _APT_GET: Final = Path(__file__).parents[2] / "scripts" / "apt-get.sh"
+_LEAN: Final = "--no-install-recommends"
+_POLICY: Final = "#!/bin/sh\n# of the test bed of Weft, while it installs packages\nexit 101\n"
+"""As in scripts/test-packages.sh."""
 _timed = pytest.StashKey[tuple[pytest.Item, Any]]()
 
 
@@ -29,7 +32,8 @@ def cache() -> Path:
 def built(name: str, pins: Sequence[Path], build: Callable[[Path], None]) -> Path:
     """Returns the folder that ``build`` filled from these files; builds it if needed.
 
-    A concurrent caller waits for the build. A failed build leaves nothing behind.
+    A concurrent caller waits for the build. A failed build leaves nothing behind; the rest of one that was killed is
+    removed by the next.
     """
     digest = hashlib.sha256()
     for pin in pins:
@@ -41,6 +45,8 @@ def built(name: str, pins: Sequence[Path], build: Callable[[Path], None]) -> Pat
     with (place.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
+            for left in place.parent.glob(f".{name}-{'[a-z0-9_]' * 8}"):  # of a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
             unfinished = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{name}-"))
             try:
                 build(unfinished)
@@ -59,25 +65,37 @@ def run(*command: str | Path) -> None:
 
 def need_debian(programs: Sequence[str], packages: Sequence[str], say: Callable[[str], None]) -> None:
     """Installs Debian packages if a program is missing; as root only, with a message. Otherwise says what to do."""
-    missing = [program for program in programs if shutil.which(program) is None]
+    missing = _missing(programs)
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise RuntimeError(f"no {', '.join(missing)} here; install it, e.g. sudo apt-get install {' '.join(packages)}")
-    say(f"installing Debian packages: {' '.join(packages)}")
-    run(_APT_GET, "update", "-q")
-    with _no_service_starts():
-        run("env", "DEBIAN_FRONTEND=noninteractive", _APT_GET, "install", "-qy", "--no-install-recommends", *packages)
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / "debian.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _missing(programs):
+            return
+        say(f"installing Debian packages: {' '.join(packages)}")
+        run(_APT_GET, "update", "-q")
+        with no_service_starts():
+            run("env", "DEBIAN_FRONTEND=noninteractive", _APT_GET, "install", "-qy", _LEAN, *packages)
+
+
+def _missing(programs: Sequence[str]) -> list[str]:
+    return [program for program in programs if shutil.which(program) is None]
 
 
 @contextmanager
-def _no_service_starts() -> Generator[None]:
-    """Keeps packages from starting their services. A policy that the machine already has stays."""
-    policy = Path("/usr/sbin/policy-rc.d")
-    if policy.exists():
+def no_service_starts(policy: Path = Path("/usr/sbin/policy-rc.d")) -> Generator[None]:
+    """Keeps packages from starting their services. A policy that the machine already has stays.
+
+    The caller holds debian.lock, as scripts/test-packages.sh does: another installation would take this policy for the
+    machine's, and go on without it once it is removed. One that a killed installation has left is known by its text.
+    """
+    if policy.exists() and policy.read_text() != _POLICY:
         yield
         return
-    policy.write_text("#!/bin/sh\nexit 101\n")
+    policy.write_text(_POLICY)
     policy.chmod(0o755)
     try:
         yield

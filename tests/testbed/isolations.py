@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.testbed.node import NodeProcess, node_process
-from tests.testbed.server import WORKER
+from tests.testbed.server import slot
 
-UNPRIVILEGED = 64_101 + WORKER
-"""The uid of agents without root. No account of a system has it, and no other worker process of the run gives it to its
-agents: the kernel limits the processes of all of them together.
+_UNPRIVILEGED_FIRST = 64_101
+"""The first uid of agents without root. No account of a system has it. Each test process has its own: the kernel limits
+the processes of all agents of one uid together.
 """
 
 
@@ -33,7 +33,7 @@ class Variant:
         self, environment: Mapping[str, str] | None = None, *, where: Path | None = None
     ) -> Generator[NodeProcess]:
         """``where``: the folder in which that of the agent is made."""
-        user = UNPRIVILEGED if not self.root and os.geteuid() == 0 else None
+        user = _UNPRIVILEGED_FIRST + slot() if not self.root and os.geteuid() == 0 else None
         with node_process(
             {"WEFT_NODE_ISOLATION": self.isolation, **(environment or {})}, user=user, where=where
         ) as node:

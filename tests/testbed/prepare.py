@@ -1,17 +1,21 @@
 """Builds every server that the tests start and that no package brings, before the first test: once for a machine.
 
-    python -m tests.testbed.prepare
+    python -m tests.testbed.prepare [command of the tests]
 
-Says nothing where all is built. What fails here fails again, with its reason, in the tests that need it.
+Says nothing where all is built. What fails here fails again, with its reason, in the tests that need it. The command
+takes the place of this process, so that a signal reaches what is running. SIGTERM ends the builds, as Ctrl-C does.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from scripts.images import IMAGES, ROOT, Image, wheels
@@ -45,6 +49,29 @@ def _image_parts() -> None:
         wheels(ROOT / image.requirements, image.without)
 
 
+def _end_builds(_number: int, _frame: object) -> None:
+    """Ends the programs of the builds, to which a terminal would have sent Ctrl-C as well."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # `timeout` and make send more than one
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGTERM)
+    raise KeyboardInterrupt
+
+
+def run_all(builds: Mapping[str, Callable[[], object]]) -> Mapping[str, Future[object]]:
+    """Runs them, some at the same time. After Ctrl-C and SIGTERM none is begun any more."""
+    signal.signal(signal.SIGTERM, _end_builds)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        running = {name: threads.submit(build) for name, build in builds.items()}
+        try:
+            wait(running.values())
+        except KeyboardInterrupt:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return running
+
+
 def main() -> None:
     builds: dict[str, Callable[[], object]] = {path.name: _go(path.name) for path in sorted(SERVERS.iterdir())}
     builds["the MongoDB stand-in"] = lambda: mongo_build(_say)
@@ -55,12 +82,12 @@ def main() -> None:
         builds["what images are made of"] = _image_parts
     builds["helm"] = lambda: helm_program(_say)
     builds["the definitions of custom resources"] = definitions
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        running = {name: threads.submit(build) for name, build in builds.items()}
-    for name, built in running.items():
+    for name, built in run_all(builds).items():
         error = built.exception()
         if error is not None:
             _say(f"{name} could not be built: {error}")
+    if sys.argv[1:]:
+        os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the tests
 
 
 if __name__ == "__main__":

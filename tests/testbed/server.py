@@ -8,11 +8,12 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,40 +21,60 @@ from services.local.layout import listen_lasting
 from tests.testbed.signals import pause
 from tests.waiting import HANG_S, in_thread, until
 
-_given: Final[deque[int]] = deque(maxlen=200)
-_WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
-"""Number of this worker process in its run, from 0."""
+SLOTS: Final = max(16, 2 * ((os.cpu_count() or 1) + 1))
+"""The same for all processes of this machine, and enough for the workers of two runs."""
+_given: Final[deque[int]] = deque(maxlen=min(200, 4_000 // SLOTS))
+"""Fewer than a slot has ports."""
 _names: Final = itertools.count(1)
 _UIDS: Final = (70_100, 9_900)
 """First, and how many."""
 _LEARNER_PORTS: Final = (20_000, 10_000)
 
 
+@functools.cache
+def slot() -> int:
+    """Number of this process among all on this machine that run tests, from 0 to SLOTS - 1.
+
+    The kernel keeps it for this process by the name of a socket, which is free again however the process ends. The
+    numbers of pytest-xdist are not enough: two runs have the same ones, and the replacement of a crashed worker too.
+    """
+    holder = socket.socket(socket.AF_UNIX)
+    for number in range(SLOTS):
+        with suppress(OSError):
+            holder.bind(f"\0weft-testbed-slot-{number}")
+            holder.detach()  # open until the process ends
+            return number
+    holder.close()
+    return os.getpid() % SLOTS  # more processes than slots: two share one
+
+
 def own_numbers() -> dict[str, str]:
-    """Settings of a node agent: user ids and learners' ports that no other worker process of the run gives its agents.
+    """Settings of a node agent: user ids and learners' ports that no other test process gives its agents.
 
     Two agents that know nothing of each other may give one user id to two jobs, and the end of a job ends all that run
     under its id.
     """
     settings: dict[str, str] = {}
     for name, (first, count) in (("UID", _UIDS), ("PORT", _LEARNER_PORTS)):
-        share = count // _WORKERS
-        settings |= {f"WEFT_NODE_{name}_FIRST": str(first + WORKER * share), f"WEFT_NODE_{name}_COUNT": str(share)}
+        share = count // SLOTS
+        settings |= {f"WEFT_NODE_{name}_FIRST": str(first + slot() * share), f"WEFT_NODE_{name}_COUNT": str(share)}
     return settings
 
 
 def free_port() -> int:
     """Returns a port that no outgoing connection can take and that was not returned recently.
 
-    Worker processes of one run give ports of different remainders, so that no two of them give the same.
+    Test processes give ports of different remainders, so that no two of them give the same.
     """
     while True:
         with listen_lasting("127.0.0.1") as holder:
-            port = int(holder.getsockname()[1])
-        if port % _WORKERS == WORKER and port not in _given:
-            _given.append(port)
-            return port
+            drawn = int(holder.getsockname()[1])
+        own = drawn - (drawn - slot()) % SLOTS
+        with listen_lasting("127.0.0.1", first=own) as holder:
+            is_free = own == int(holder.getsockname()[1])
+        if is_free and own not in _given:
+            _given.append(own)
+            return own
 
 
 @functools.cache

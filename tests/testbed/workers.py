@@ -57,6 +57,9 @@ LONGEST: Final[Sequence[str]] = (
 _PLATFORMS: Final = re.compile(r"[\[-](embedded|every-hint-dropped|servers)[\]-]")
 _SERIAL: Final = frozenset({"usepdb", "trace", "collectonly"})
 
+_CRASHED: Final = pytest.StashKey[dict[Any, object]]()
+"""Node -> why it is down."""
+
 
 def units(nodeids: Collection[str]) -> dict[str, str]:
     """Test -> its unit."""
@@ -95,6 +98,42 @@ class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]  # a library wi
 
     def _split_scope(self, nodeid: str) -> str:
         return self._units[nodeid]
+
+    def remove_node(self, node: Any) -> str | None:
+        """Returns the test at which the worker has crashed; it has failed, and is not begun again.
+
+        pytest-xdist gives the whole rest of its unit to the next worker, this test included, which crashes that one,
+        too, until no worker is left to run the other tests. And a crash after the last test of a worker fails nothing.
+        """
+        crashed = self._at(node)
+        super().remove_node(node)
+        error = self.config.stash[_CRASHED].pop(node, None)
+        if crashed is None and error is not None:
+            name = f"worker {node.gateway.id}"
+            why = f"{name} crashed after its last test: {error}"
+            report = pytest.TestReport(name, (name, None, name), {}, "failed", why, "???")  # type: ignore[arg-type]
+            self.config.hook.pytest_runtest_logreport(report=report)
+        return crashed
+
+    def _at(self, node: Any) -> str | None:
+        """The test that the worker runs, if any. It counts as completed from now on."""
+        for unit in self.assigned_work.get(node, {}).values():
+            for nodeid, completed in unit.items():
+                if not completed:
+                    unit[nodeid] = True
+                    return str(nodeid)
+        return None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_CRASHED] = {}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Before the node is removed."""
+    if error is not None:
+        node.config.stash[_CRASHED][node] = error
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling:

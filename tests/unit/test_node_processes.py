@@ -11,9 +11,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from services.node.processes import ProcessMatcher, kill_all
+from tests.testbed.server import slot
 from tests.waiting import HANG_S
 
-LEARNER, STRANGER, FORKING = 64_011, 64_012, 64_013
+LEARNER, STRANGER, FORKING = (66_000 + 3 * slot() + number for number in range(3))
+"""User ids that no other run on this machine has: all processes of some are ended."""
 JOB_DIR = "/weft-test/node/j1/1/worker-0/job"
 FORK_ON = """
 import os, sys, time

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.testbed.built import built, need_debian
+from tests.testbed.built import built, need_debian, no_service_starts
 from tests.testbed.mongo import at_database
+from tests.waiting import HANG_S
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -44,6 +50,58 @@ def test_a_build_that_fails_leaves_nothing_and_may_be_tried_again(pin: Path) -> 
     place = built("mongo", [pin], lambda folder: (folder / "whole").touch())
     assert [path.name for path in place.iterdir()] == ["whole"]
     assert [path.name for path in place.parent.iterdir() if path.is_dir()] == ["mongo"]
+
+
+def test_what_a_killed_build_left_stayed_on_the_disk(pin: Path) -> None:
+    place = built("mongo", [pin], lambda folder: (folder / "whole").touch())
+    left = place.rename(place.parent / ".mongo-ab_12xyz")
+    (place.parent / ".mongo-jars-ab_12xyz").mkdir()  # of another build, which may run
+    assert built("mongo", [pin], lambda folder: (folder / "whole").touch()) == place
+    assert not left.exists()
+    assert (place.parent / ".mongo-jars-ab_12xyz").exists()
+
+
+def test_policy_of_a_killed_installation_was_taken_for_the_machines(tmp_path: Path) -> None:
+    """And stayed for ever: no package that was installed later started its service."""
+    policy = tmp_path / "policy-rc.d"
+    with no_service_starts(policy):
+        left = policy.read_text()
+    policy.write_text(left)
+    with no_service_starts(policy):
+        assert policy.exists()
+    assert not policy.exists()
+    policy.write_text("#!/bin/sh\nexit 101\n")
+    with no_service_starts(policy):
+        pass
+    assert policy.exists()
+    assert repr(left.removeprefix("#!/bin/sh"))[1:-3] in (ROOT / "scripts" / "test-packages.sh").read_text()
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.testbed.built import run
+from tests.testbed.prepare import run_all
+
+def interrupted():
+    while not any(children.read_text() for children in Path("/proc/self/task").glob("*/children")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), int(sys.argv[2]))
+    time.sleep(1)
+
+def build():
+    run("sleep", "1" if int(sys.argv[2]) == signal.SIGINT else "600")
+
+run_all({"one": build, "two": interrupted, "three": Path(sys.argv[1]).touch})
+"""
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_builds_ran_on_and_were_begun_one_after_the_other_after_ctrl_c(by: signal.Signals, tmp_path: Path) -> None:
+    command = ["env", "--default-signal=INT", sys.executable, "-c", INTERRUPTED, str(tmp_path / "begun"), str(int(by))]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, timeout=HANG_S)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert not (tmp_path / "begun").exists()
 
 
 def test_a_missing_program_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
