@@ -185,14 +185,16 @@ def all_activated(
 ) -> bool:
     """True if every learner was activated: its helper has begun, or the cluster says so.
 
-    A helper may begin before the learner's own container can: such a learner is still ``starting``.
+    A helper may begin before the learner's own container can: such a learner is still ``starting``. One whose command
+    has begun is not, although the cluster may say so for a while.
     """
     states = {process.name: process.state for process in observed.learners if process.attempt == attempt}
     activated = {
         name for name, learner in learners.items() if learner.phase is not Phase.WAITING or learner.exit is not None
     }
     activated |= {name for name, state in states.items() if state != "inert"}
-    return activated - {name for name, state in states.items() if state == "starting"} >= set(ranks)
+    begun = {name for name, learner in learners.items() if Phase.PROCESSING in learner.times}
+    return activated - ({name for name, state in states.items() if state == "starting"} - begun) >= set(ranks)
 
 
 def blocked(attempt: int, observed: Observation) -> LearnerProcess | None:

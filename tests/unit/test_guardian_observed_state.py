@@ -307,6 +307,18 @@ def test_a_pod_that_is_being_pulled_shows_its_steps_before_its_helper_reports() 
     assert not observed_state.all_activated({"worker-0": 0}, 1, known, Observation(learners=[process], attempts=[1]))
 
 
+def test_a_gang_that_ran_is_not_undone_because_the_cluster_still_says_that_an_image_is_missing() -> None:
+    """A busy kubelet reports a failed pull late: the next one had succeeded, and the learner had run."""
+    late = LearnerProcess(
+        name="worker-0", attempt=1, state="starting", blocked="ImagePullFailed", blocked_for_good=True
+    )
+    observed = Observation(learners=[late], attempts=[1])
+    fetched = {"worker-0": report("worker-0", 0, Phase.READY)}
+    assert not observed_state.all_activated({"worker-0": 0}, 1, fetched, observed)
+    ran = {"worker-0": replace(fetched["worker-0"], phase=Phase.STORING, times={"PROCESSING": 1, "STORING": 2})}
+    assert observed_state.all_activated({"worker-0": 0}, 1, ran, observed)
+
+
 @pytest.mark.parametrize("span", [{"began": -1}, {"began": 2**60}, {"began": 1, "ended": -5}, {"began": "soon"}])
 def test_report_with_an_impossible_step_is_held_back(span: dict[str, object]) -> None:
     view = LearnerView(lambda _: None, Quarantine(lambda: 5, CollectorRegistry()))
