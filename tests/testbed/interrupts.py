@@ -54,7 +54,8 @@ class Interrupts:
         """Before pytest-xdist ends the workers."""
         if exitstatus != pytest.ExitCode.INTERRUPTED or not self._has_workers():
             return
-        nodes: list[Any] = list(self._config.pluginmanager.getplugin("dsession")._active_nodes)
+        session: Any = self._config.pluginmanager.getplugin("dsession")
+        nodes = list(session._active_nodes)
         for node in nodes:
             if not node._down:
                 os.kill(node.gateway._io.popen.pid, signal.SIGTERM)
