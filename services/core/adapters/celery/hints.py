@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
 import structlog
@@ -58,13 +58,21 @@ class CeleryHints:
         DROPPED.inc()
 
     async def close(self) -> None:
-        """Gives what is on its way a second to leave."""
+        """Gives what is on its way a second to leave, and the connection another one to be closed."""
+        try:
+            # By the thread that uses the connection: one that is closed while a hint is sent would be left open.
+            closed = self._thread.submit(self._close_app)
+        except RuntimeError:  # it was closed before
+            return
         self._thread.shutdown(wait=False)
-        if pending := [asyncio.wrap_future(future) for future in tuple(self._pending)]:
-            await asyncio.wait(pending, timeout=_GOODBYE_S)
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(wait, [closed], timeout=_GOODBYE_S)
+        for future in tuple(self._pending):
+            future.cancel()
+        await asyncio.to_thread(wait, [closed], timeout=_GOODBYE_S)
+
+    def _close_app(self) -> None:
         if self._app is not None:
-            await asyncio.to_thread(self._app.close)
+            self._app.close()
 
     def _send(self, topic: str, job_id: str, traceparent: str) -> None:
         # A hint never harms its sender: whatever the broker's library raises is counted and logged.
