@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from services.core.domain.errors import Unavailable
 from services.core.runtime.address import Address
 from services.core.runtime.sockets import make_private_folder
 from tests.testbed.etcd import wait_ready
+from tests.testbed.listening import listening_ports
 from tests.waiting import HANG_S
 
 CLIENT, PEER = Address("unix:/s/localhost:1"), Address("unix:/s/localhost:2")
@@ -68,25 +68,9 @@ async def test_etcd_starts_empty_every_time_and_ends_on_sigterm(started: Started
     assert (started.folder.stat().st_mode & 0o777) == 0o700
 
 
-def listening_ports(process: subprocess.Popen[bytes]) -> set[str]:
-    """Addresses of the TCP ports on which the process listens, as the kernel prints them."""
-    links: set[str] = set()
-    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, e.g. a client's connection
-            links.add(str(entry.readlink()))
-    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:")}
-    listening: set[str] = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:
-            columns = line.split()
-            if columns[3] == "0A" and columns[9] in inodes:
-                listening.add(columns[1])
-    return listening
-
-
 async def test_etcd_listens_on_sockets_of_a_private_folder_and_on_no_port(started: Started) -> None:
     process = await started.start()
-    assert listening_ports(process) == set()
+    assert listening_ports(process.pid) == set()
     assert {entry.name for entry in started.sockets.iterdir() if entry.is_socket()} == {"localhost:1", "localhost:2"}
 
 

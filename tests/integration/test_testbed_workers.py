@@ -60,7 +60,7 @@ def test_a_run_on_two_workers_prints_failures_promises_of_both_and_pytests_own_l
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED test_wrong.py::test_wrong" in lines
     assert [line.split()[0] for line in lines if "tries" in line] == ["R1", "R2"]
-    # A run that takes longer than half a minute has told before how far it has got.
+    # A run of more than half a minute prints such a line before, too.
     progress = [line.split(maxsplit=1)[1] for line in lines if " of 3 tests" in line]
     assert progress[-1:] == ["3 of 3 tests, 1 failed"]
     assert "= 1 failed, 2 passed in " in lines[-1]
@@ -87,7 +87,7 @@ def pytest_sessionfinish(session):
 """
 
 
-def test_crash_of_a_worker_was_repeated_by_the_next_or_failed_nothing(tmp_path: Path) -> None:
+def test_crash_of_a_worker_fails_one_test_and_always_one(tmp_path: Path) -> None:
     """A test that ended its worker, e.g. by its time limit, was begun again by each worker that took its place."""
     (tmp_path / "test_crash.py").write_text(CRASHING)
     done = on_two_workers(tmp_path)
@@ -117,8 +117,8 @@ def test_waiting(server):
 """
 
 
-def test_servers_of_tests_ran_on_after_the_run_was_ended(tmp_path: Path) -> None:
-    """By SIGTERM; the workers ignored Ctrl-C, as all that a script starts in the background."""
+def test_sigterm_ends_a_run_with_the_servers_of_its_tests(tmp_path: Path) -> None:
+    """They ran on. The workers ignored Ctrl-C, too, as all that a script starts in the background."""
     for name, wait in (("a", "time.sleep(600)"), ("b", "asyncio.run(asyncio.sleep(600))")):
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(WAITING.replace("WAIT", wait))
@@ -169,8 +169,8 @@ def test_without_a_limit(untimed):
 """
 
 
-def test_run_was_killed_by_the_time_limit_of_a_test_that_had_ended(tmp_path: Path) -> None:
-    """A test without a limit set the timer of the one before it again, once it had built what it needs."""
+def test_time_limit_of_a_test_ends_with_it(tmp_path: Path) -> None:
+    """A test without a limit started the timer of the test before it again, which ended the whole run later."""
     (tmp_path / "test_timers.py").write_text(TIMERS)
     options = ("--timeout", "60", "--timeout-method", "thread", "-p", "no:cacheprovider", "-p", "tests.testbed.built")
     done = subprocess.run(

@@ -40,7 +40,7 @@ def test_status_and_last_line_are_those_of_the_tests(code: int, level: str, tmp_
     assert ((done.returncode == 0), done.stdout.splitlines()[-2:]) == (code == 0, ["first", "last"])
 
 
-def test_tests_ran_on_after_sigterm(tmp_path: Path) -> None:
+def test_sigterm_ends_the_tests(tmp_path: Path) -> None:
     command = ci_run(
         tmp_path,
         "trap 'sleep 1; touch ended; echo 3 passed; exit 2' TERM\n"

@@ -24,7 +24,7 @@ for _ in {1..600}; do sleep 0.1; done
 
 
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_tests_were_killed_or_ran_on_after_the_end_of_a_stress_run(by: signal.Signals, tmp_path: Path) -> None:
+def test_stress_run_that_is_ended_lets_the_tests_end_their_servers(by: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     script = shutil.copy(ROOT / "scripts" / "stress.py", tmp_path / "scripts")
     tests = tmp_path / "scripts" / "test.sh"
