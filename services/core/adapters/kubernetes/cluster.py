@@ -170,7 +170,6 @@ class KubernetesCluster:
     async def watch(self) -> AsyncGenerator[str]:
         changed: asyncio.Queue[str] = asyncio.Queue()
         ours = {"labelSelector": names.of_jobs(self._options.installation)}
-        is_listed = False
 
         def on_pod(pod: Document) -> None:
             job = self._places.learn_from(pod)
@@ -178,8 +177,6 @@ class KubernetesCluster:
             changed.put_nowait(job)
 
         def on_list() -> None:
-            nonlocal is_listed
-            is_listed = True
             self._cache.invalidate_all()
             for place, job in pods.objects.items():
                 self._places.learn(job, place[0])
@@ -188,7 +185,7 @@ class KubernetesCluster:
 
         def on_event(event: Document) -> None:
             # An event before the first list is not needed: after that list, the reader looks at all jobs.
-            if is_listed and (job := _job_of(str(event["involvedObject"].get("name")))):
+            if self._places.complete and (job := _job_of(str(event["involvedObject"].get("name")))):
                 changed.put_nowait(job)
 
         pods = Reflector(
