@@ -294,6 +294,7 @@ class _Uv:
         self._size = size if size is None or self._is_shared else 2 * size
         self._written = 0
         """Bytes that earlier runs have written."""
+        self._environment = self._make_environment()
 
     def run(self, *arguments: str) -> None:
         """Runs uv with the arguments. Raises FetchFailed with the last lines of its output."""
@@ -306,7 +307,7 @@ class _Uv:
                 stdout=out,
                 stderr=out,
                 pass_fds=(self._lock,),
-                env=self._environment(),
+                env=self._environment,
                 **as_user(self.user),
             )
             written = 0
@@ -329,7 +330,7 @@ class _Uv:
             uv_output = f"uv says: {last}" if last else f"uv ended with code {code} and without a message"
             raise FetchFailed(outage or REASON, f"the environment cannot be built. {why} {uv_output}")
 
-    def _environment(self) -> dict[str, str]:
+    def _make_environment(self) -> dict[str, str]:
         out = {
             **with_system_authorities(os.environ),
             "UV_PYTHON_DOWNLOADS": "never",
