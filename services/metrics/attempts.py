@@ -227,7 +227,8 @@ class Attempts:
         if job is None or job.attempt is None or job.attempt.number != learner.attempt:
             return False
         state = job.learners.get(learner.name)
-        return state is not None and state.order >= status.order
+        # A report of a newer attempt may be in the view before that attempt is.
+        return state is not None and state.attempt == learner.attempt and state.order >= status.order
 
     def may_have_ended(self, learner: LearnerIdentity) -> bool:
         """True unless the view has this attempt as the current one, and a helper of this learner that goes on."""

@@ -13,6 +13,7 @@ from services.core.adapters.celery.hints import CeleryHints
 from services.core.runtime.liveness import wait_until_hung
 from services.core.runtime.processes import identify
 from tests.testbed.hints import Carrier, Server, Service, Worker, arrives
+from tests.testbed.open_files import open_sockets
 from tests.waiting import HANG_S, Stopwatch, tries_within, until
 
 servers_only = pytest.mark.parametrize("carrier", ["rabbitmq", "redis"], indirect=True)
@@ -193,6 +194,19 @@ async def test_sender_and_worker_exit_while_the_broker_hangs(carrier: Carrier, s
             worker.process.terminate()
             await asyncio.wait_for(hints.close(), HANG_S)
             assert await asyncio.to_thread(worker.process.wait, HANG_S) == 0
+
+
+@servers_only
+async def test_sender_that_ends_while_the_broker_hangs_leaves_no_connection_open(carrier: Carrier) -> None:
+    before = open_sockets()
+    hints = CeleryHints(carrier.settings)
+    await hints.send("submitted", "before")
+    await until(lambda: hints.sent == 1)
+    assert open_sockets() - before
+    with hanging(carrier.server):
+        await hints.send("submitted", "lost")
+        await hints.close()
+    await until(lambda: not open_sockets() - before)
 
 
 async def _takes_s(hints: CeleryHints, job_id: str) -> float:

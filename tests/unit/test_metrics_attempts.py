@@ -76,6 +76,20 @@ async def test_concurrent_checks_of_one_job_share_one_read(store: CountedStore, 
     assert store.reads == 1
 
 
+async def test_a_report_of_an_earlier_attempt_is_stale_though_the_watch_is_late(store: CountedStore) -> None:
+    attempts = Attempts(store)
+    reports = Reports(store, attempts)
+    former, newer = learner(attempt=1), learner(attempt=2)
+    await store.announce(1)
+    following = asyncio.create_task(attempts.follow())
+    await until(lambda: attempts.cached(JOB) is not None)
+    following.cancel()  # what comes later is not in the view
+    await asyncio.wait({following})
+    await store.announce(2)
+    assert await reports.write(newer, status(newer, Phase.WAITING)) == WRITTEN
+    assert await reports.write(former, status(former, Phase.STORED)) == STALE
+
+
 async def test_a_check_never_gets_the_result_of_a_read_that_began_earlier(
     store: CountedStore, attempts: Attempts
 ) -> None:

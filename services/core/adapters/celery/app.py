@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import celery
 from kombu.entity import Exchange, Queue
+from kombu.messaging import Producer
 from kombu.transport import virtual
 
 from services.core.adapters.celery.broker import QUEUE_AT_MOST, RABBITMQ, REDIS, Broker
@@ -57,7 +58,7 @@ def make_app(broker: Broker, *, works: bool = False) -> Any:
 
 def _queue() -> Queue:
     # Through the nameless exchange: nothing is bound, so there is no table of bindings to be lost or garbled. RabbitMQ
-    # keeps the bounds itself, and drops the oldest; of the others, see `send`.
+    # keeps the bounds itself, and drops the oldest; of the others, see `Sender`.
     return Queue(QUEUE, Exchange(""), routing_key=QUEUE, message_ttl=EXPIRES_S, max_length=QUEUE_AT_MOST)  # type: ignore[no-untyped-call]
 
 
@@ -104,17 +105,47 @@ def on_hint(app: Any, act: Callable[[str, str, str], None]) -> None:
         act(topic, job_id, traceparent)
 
 
-def send(app: Any, topic: str, job_id: str, traceparent: str) -> None:
-    """Blocks. Raises ResourceExhausted where the queue is full, and whatever the broker's library raises."""
-    with app.producer_or_acquire() as producer:
-        # Once more, at once: a broker that was restarted has left a dead connection in the pool.
-        publish = producer.connection.ensure(producer, _publish, max_retries=1, interval_start=0, interval_max=0)
-        publish(app, producer, (topic, job_id, traceparent))
+class Sender:
+    """Sends hints over one connection of its own, from one thread.
 
+    Celery keeps its connections in pools that all apps of a process share, and leaves them open when an app closes.
+    """
 
-def _publish(app: Any, producer: Any, arguments: tuple[str, str, str]) -> None:
-    # A folder and a list in Redis have no end: without a worker they would grow until nothing else had room.
-    unbounded = isinstance(producer.channel, virtual.Channel)
-    if unbounded and producer.channel.queue_declare(QUEUE).message_count >= QUEUE_AT_MOST:
-        raise ResourceExhausted(f"{QUEUE_AT_MOST} hints wait, and no worker takes them")
-    app.send_task(TASK, args=arguments, expires=EXPIRES_S, delivery_mode="transient", producer=producer, retry=False)
+    def __init__(self, broker: Broker) -> None:
+        self._app = make_app(broker)
+        self._connection: Any = None
+        self._producer: Any = None
+
+    def send(self, topic: str, job_id: str, traceparent: str) -> None:
+        """Blocks. Raises ResourceExhausted where the queue is full, and any error of the broker's library."""
+        if self._connection is None:
+            self._connection = self._app.connection_for_write()
+            self._producer = Producer(self._connection)  # type: ignore[no-untyped-call]
+        # One retry, at once: after a restart of the broker the connection is dead.
+        publish = self._connection.ensure(
+            self._producer, self._publish, max_retries=1, interval_start=0, interval_max=0
+        )
+        try:
+            publish((topic, job_id, traceparent))
+        except BaseException:
+            self._disconnect()  # or the next hint would be sent over a channel that is closed
+            raise
+
+    def _publish(self, arguments: tuple[str, str, str]) -> None:
+        # A folder and a list in Redis have no end: without a worker they would grow until the disk or memory is full.
+        unbounded = isinstance(self._producer.channel, virtual.Channel)
+        if unbounded and self._producer.channel.queue_declare(QUEUE).message_count >= QUEUE_AT_MOST:
+            raise ResourceExhausted(f"{QUEUE_AT_MOST} hints wait, and no worker takes them")
+        self._app.send_task(
+            TASK, args=arguments, expires=EXPIRES_S, delivery_mode="transient", producer=self._producer, retry=False
+        )
+
+    def close(self) -> None:
+        """Closes the connection without a call to the broker, which may hang."""
+        self._disconnect()
+        self._app.close()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.collect()
+            self._connection = self._producer = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -12,6 +12,9 @@ from services.core.adapters.celery.broker import Broker
 from services.core.adapters.hint_instrumentation import DROPPED, SENT
 from services.core.runtime.outcomes import outcome_of
 from services.core.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from services.core.adapters.celery.app import Sender
 
 _PENDING_AT_MOST: Final = 1000
 """Hints that wait for a broker which does not answer; those beyond are dropped."""
@@ -26,7 +29,7 @@ class CeleryHints:
         """InvalidRequest for a broker that Weft does not know."""
         self._broker = Broker.of(settings)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hints")
-        self._app: Any = None
+        self._sender: Sender | None = None
         self._pending: set[Future[None]] = set()
         self._sent = 0
         self._dropped = 0
@@ -61,7 +64,7 @@ class CeleryHints:
         """Gives what is on its way a second to leave, and the connection another one to be closed."""
         try:
             # By the thread that uses the connection: one that is closed while a hint is sent would be left open.
-            closed = self._thread.submit(self._close_app)
+            closed = self._thread.submit(self._close_sender)
         except RuntimeError:  # it was closed before
             return
         self._thread.shutdown(wait=False)
@@ -70,9 +73,9 @@ class CeleryHints:
             future.cancel()
         await asyncio.to_thread(wait, [closed], timeout=_GOODBYE_S)
 
-    def _close_app(self) -> None:
-        if self._app is not None:
-            self._app.close()
+    def _close_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
 
     def _send(self, topic: str, job_id: str, traceparent: str) -> None:
         # A hint never harms its sender: whatever the broker's library raises is counted and logged.
@@ -87,11 +90,11 @@ class CeleryHints:
         self._failing = error is not None
 
     def _send_to_broker(self, topic: str, job_id: str, traceparent: str) -> None:
-        from services.core.adapters.celery.app import make_app, send  # noqa: PLC0415 - see the class
+        from services.core.adapters.celery.app import Sender  # noqa: PLC0415 - see the class
 
-        if self._app is None:
-            self._app = make_app(self._broker)
-        send(self._app, topic, job_id, traceparent)
+        if self._sender is None:
+            self._sender = Sender(self._broker)
+        self._sender.send(topic, job_id, traceparent)
 
 
 class DropHints:
