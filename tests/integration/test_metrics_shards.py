@@ -247,9 +247,10 @@ async def all_write(writers: Sequence[Writer]) -> None:
     await until(lambda: all(writer.written > lines for writer, lines in zip(writers, before, strict=True)))
 
 
-async def moved(shards: Shards, numbers: range) -> None:
-    """Waits until every job is where it belongs."""
-    await until(lambda: all(shards.agreed(shard).get("moved") for shard in numbers))
+async def moved(shards: Shards, count: int, before: int) -> None:
+    """Waits until every job is where it belongs. The volumes say so of an earlier change, too."""
+    complete = {"count": count, "before": before, "moved": True}
+    await until(lambda: all(complete.items() <= shards.agreed(shard).items() for shard in range(max(count, before))))
 
 
 async def change(shards: Shards, count: int, before: int) -> None:
@@ -259,7 +260,7 @@ async def change(shards: Shards, count: int, before: int) -> None:
         if shard < len(shards.services):
             shards.services[shard].kill()
         shards.start_one(shard, count, before)
-    await moved(shards, everyone)
+    await moved(shards, count, before)
     for shard in reversed(everyone):
         shards.services[shard].kill()
         if shard < count:
@@ -308,7 +309,7 @@ async def test_no_job_is_lost_when_a_shard_is_killed_while_jobs_move(
         await until(lambda: len(shards.jobs(1)) >= least)  # noqa: B023 - awaited at once
         shards.services[killed].kill()
         shards.start_one(killed, 2, before=1)
-    await moved(shards, range(2))
+    await moved(shards, 2, 1)
     assert (shards.jobs(0), shards.jobs(1)) == (set(jobs) - moving, moving)
     for job in jobs:
         assert await reader(0).lines(job) == [job]
