@@ -51,8 +51,11 @@ class Watched:
         return self.job.rev if self.job else 0
 
     def update(self, job: Job | None) -> None:
-        """Keeps the document, if it is another one, and wakes the followers."""
-        if (job.rev if job else 0) != self.rev:
+        """Keeps the document, if it is a newer one or the job no longer exists, and wakes the followers.
+
+        The feed and the followers read at the same time: the answer that comes last may be the older one.
+        """
+        if (job is None and self.job is not None) or (job is not None and job.rev > self.rev):
             self.job = job
             self.changed.set()
             self.changed = asyncio.Event()
@@ -80,6 +83,7 @@ class Watcher:
         """
         job_id = job.id
         watched = self._watched.setdefault(job_id, Watched(job))
+        watched.update(job)  # that of earlier followers may be older: the feed has not read it yet
         del job
         watched.followers += 1
         self._start()

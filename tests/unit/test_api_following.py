@@ -163,6 +163,46 @@ async def test_a_change_between_the_first_read_and_the_follow_is_heard() -> None
 
 
 @pytest.mark.looptime
+async def test_log_of_a_resumed_job_goes_on_although_an_open_page_has_it_as_halted() -> None:
+    """`weft logs --follow` right after `weft resume` ended at once, with the former end."""
+    store = MemoryJobStore()
+    halted = set_desired(a_job(), Desired.HALT, actor="ada", now=NOW)
+    job = await store.insert(replace(halted, released=NOW))
+    watcher = Watcher(store, every_s=60, render=listed)
+    async with watcher.follow(job) as page:
+        await asyncio.sleep(1)  # the feed has read it
+        assert page.over
+        resumed = await store.replace(job, set_desired(job, Desired.RUN, actor="ada", now=NOW + 1))
+        stream = Following(store, Metrics(0), watcher, searches()).lines(resumed, LineQuery())
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(1)
+        assert not reading.done()
+        assert page.job == resumed
+        reading.cancel()
+        await asyncio.wait({reading})
+        await stream.aclose()
+
+
+@pytest.mark.looptime
+async def test_late_answer_of_the_store_takes_no_newer_document_from_the_followers() -> None:
+    class Late(MemoryJobStore):
+        async def get(self, job_id: str) -> Job | None:
+            job = await super().get(job_id)
+            await asyncio.sleep(1)
+            return job
+
+    store = Late()
+    job = await store.insert(a_job())
+    watcher = Watcher(store, every_s=60, render=listed)
+    async with watcher.follow(job) as watched:
+        await asyncio.sleep(0.5)  # the feed is reading it
+        newer = await store.replace(job, replace(job, updated=NOW + 1))
+        async with watcher.follow(newer):
+            await asyncio.sleep(1)
+            assert watched.job == newer
+
+
+@pytest.mark.looptime
 async def test_a_job_that_the_sequence_does_not_report_is_read_now_and_then() -> None:
     store = CountedStore()
     job = await store.insert(a_job())
