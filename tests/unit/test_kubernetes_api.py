@@ -309,6 +309,24 @@ async def test_copy_of_a_server_that_does_not_list_is_unavailable(tmp_path: Path
         await api.close()
 
 
+async def test_copy_is_listed_again_after_an_event_that_cannot_be_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy stayed as it was before this event, and counted as current until the service was started again."""
+    monkeypatch.setattr("services.core.adapters.kubernetes.reflector._MOST_S", 0.05)
+    script = [listed(pod("a", 1), version=10), Answer(200, b'{"type": "ADDED"}\n'), listed(pod("b", 11), version=12)]
+    last = Answer(200, b"", {}, None)
+    with serving(tmp_path / "k", lambda _, number: script[number] if number < len(script) else last):
+        api = Api(tmp_path / "k")
+        copy = Reflector(api, PODS)
+        task = asyncio.create_task(copy.run())
+        await until(lambda: list(copy.objects) == [("weft-t", "b")])
+        assert copy.current
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+
+
 async def test_one_jobs_pod_of_half_a_mebibyte_hides_no_other_pod_from_the_platform(tmp_path: Path) -> None:
     """A watch that fails at a long line begins again before it, for ever: no job of any tenant would go on."""
     large = pod("large", 11) | {"spec": {"env": "x" * 2**19}}

@@ -18,6 +18,7 @@ import structlog
 
 from services.core.adapters.kubernetes.api import Api, Document, Expired
 from services.core.domain.errors import Unavailable, WeftError
+from services.core.runtime.edges import log_unexpected
 from services.core.runtime.retry import Backoff
 
 _WATCH_S: Final = 240
@@ -70,23 +71,30 @@ class Reflector:
             raise Unavailable("the Kubernetes API server does not list its objects") from None
 
     async def run(self) -> None:
+        """Keeps the copy current until cancelled. After any error it lists again, and is not current until then."""
         backoff = Backoff(first_s=_FIRST_S, most_s=_MOST_S)
         while True:
+            pause_s = _MOST_S
             try:
-                version = await self._list()
-                backoff.reset()
-                while True:
-                    started_s = asyncio.get_running_loop().time()
-                    version = await self._watch(version)
-                    if asyncio.get_running_loop().time() - started_s < _SHORT_S:  # a server or proxy ends each at once
-                        await asyncio.sleep(random.uniform(_FIRST_S / 2, _FIRST_S))
+                with log_unexpected("kubernetes.watch_crashed", expected=WeftError, path=self._path):
+                    await self._list_and_watch(backoff)
             except Expired:
-                self._synced.clear()  # lists again at once
+                pause_s = 0.0
             except WeftError as error:
-                self._synced.clear()
                 pause_s = backoff.next()
                 log.warning("kubernetes.watch_failed", path=self._path, why=str(error), delay_s=pause_s)
-                await asyncio.sleep(pause_s)
+            self._synced.clear()
+            await asyncio.sleep(pause_s)
+
+    async def _list_and_watch(self, backoff: Backoff) -> None:
+        """Returns only by an error."""
+        version = await self._list()
+        backoff.reset()
+        while True:
+            started_s = asyncio.get_running_loop().time()
+            version = await self._watch(version)
+            if asyncio.get_running_loop().time() - started_s < _SHORT_S:  # a server or proxy ends each at once
+                await asyncio.sleep(random.uniform(_FIRST_S / 2, _FIRST_S))
 
     async def _list(self) -> str:
         items, version = await self._api.list(self._path, query=self._query)
