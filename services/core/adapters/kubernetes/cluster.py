@@ -111,14 +111,13 @@ class KubernetesCluster:
         if namespace is None:
             return Observation(learners=[], attempts=[])
         selector = names.of_job(job_id, self._options.installation)
-        (pods, _), reports = await gather(
-            [
-                self._api.list(collection("Pod", namespace), selector=selector),
-                self._reports(job_id),
-            ]
+        pods, _ = await self._api.list(collection("Pod", namespace), selector=selector)
+        # After the pods: an owner says that a stop deletes a pod, and a report says how its learner ended, before the
+        # pod is gone.
+        path = collection("ConfigMap", namespace)
+        (owners, _), reports = await gather(
+            [self._api.list(path, selector=selector, accept=METADATA_LIST), self._reports(job_id)]
         )
-        # After the pods: an owner says that a stop deletes a pod before the pod is gone.
-        owners, _ = await self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST)
         marks = {names.attempt_of(owner): StopMark.of(owner) for owner in owners}
         removed = {(names.attempt_of(owner), name) for owner in owners for name in observed.removals(owner)}
         lost = await lost_nodes(self._api, {str(pod["spec"]["nodeName"]) for pod in pods if _may_be_lost(pod)})

@@ -1,0 +1,75 @@
+"""What is observed of a job whose objects change while they are read."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.api import Api
+from services.core.adapters.kubernetes.cluster import KubernetesCluster
+from services.core.adapters.kubernetes.observed import StopMark
+from services.core.domain.codec import dump
+from services.core.domain.learner import Exit, LearnerStatus
+from services.core.domain.status import Phase
+from services.core.domain.status_keys import learner_key
+from services.core.ports.status_store import Entry
+from tests.documents import NOW
+from tests.testbed.kubernetes.options import OPTIONS
+from tests.testbed.memory.status_store import MemoryStatusStore
+from tests.testbed.scripted_http import Answer, Request
+from tests.unit.test_kubernetes_api import listed, serving
+
+NAMESPACES = listed({"metadata": {"name": "weft-t"}}, version=1)
+
+
+def an_owner(**annotations: str) -> dict[str, Any]:
+    labels = {names.JOB: "j1", names.ATTEMPT: "1"}
+    metadata = {"namespace": "weft-t", "name": "weft-j1-1", "resourceVersion": "1", "uid": "u1", "labels": labels}
+    return {"metadata": metadata | {"annotations": {f"weft.dev/{name}": value for name, value in annotations.items()}}}
+
+
+def a_mark(time: int) -> str:
+    return json.dumps(dump(StopMark(attempt=1, generation=1, cause="halt", grace_ms=0, time=time)))
+
+
+def is_of_pods(request: Request) -> bool:
+    return urlsplit(request.path).path == "/api/v1/namespaces/weft-t/pods"
+
+
+async def test_learner_that_reports_its_end_just_before_its_pod_is_gone_has_ended_by_itself(tmp_path: Path) -> None:
+    """It counted as ended by the stop, and its results as not stored."""
+    were_listed = threading.Event()
+
+    class Reported(MemoryStatusStore):
+        """With the report once the pods were listed."""
+
+        async def list(self, prefix: str) -> Sequence[Entry]:
+            return await super().list(prefix) if were_listed.is_set() else []
+
+    def answer(request: Request, _: int) -> Answer:
+        if is_of_pods(request):
+            were_listed.set()
+        elif "configmaps" in request.path:
+            return listed(
+                an_owner(stop=a_mark(NOW), removed=json.dumps({"worker-0": NOW}), activated="true"), version=1
+            )
+        elif request.path.startswith("/api/v1/namespaces?"):
+            return NAMESPACES
+        return listed(version=1)
+
+    end, store = Exit(time=NOW - 1, code=0), Reported()
+    times = {Phase.PROCESSING.value: NOW - 10}
+    report = LearnerStatus(
+        name="worker-0", role="worker", rank=0, attempt=1, seq=9, phase=Phase.STORED, times=times, exit=end
+    )
+    await store.put(learner_key("j1", "worker-0"), json.dumps(dump(report)))
+    with serving(tmp_path / "k", answer):
+        cluster = KubernetesCluster(Api(tmp_path / "k"), OPTIONS, store)
+        [learner] = (await cluster.observe("j1")).learners
+        assert (learner.exit, learner.stored) == (end, True)
+        await cluster.close()
