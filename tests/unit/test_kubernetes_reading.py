@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api
@@ -21,8 +22,9 @@ from services.core.ports.status_store import Entry
 from tests.documents import NOW
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.memory.status_store import MemoryStatusStore
-from tests.testbed.scripted_http import Answer, Request
-from tests.unit.test_kubernetes_api import listed, serving
+from tests.testbed.scripted_http import Answer, Request, Scripted, json_answer
+from tests.unit.test_kubernetes_api import listed, serving, status, watched
+from tests.waiting import until
 
 NAMESPACES = listed({"metadata": {"name": "weft-t"}}, version=1)
 
@@ -39,6 +41,13 @@ def a_mark(time: int) -> str:
 
 def is_of_pods(request: Request) -> bool:
     return urlsplit(request.path).path == "/api/v1/namespaces/weft-t/pods"
+
+
+def last_parameters(server: Scripted) -> set[str]:
+    """The last parameters of requests for the pods of all namespaces."""
+    return {
+        path.rpartition("&")[2] for request in server.requests if (path := request.path).startswith("/api/v1/pods?")
+    }
 
 
 async def test_learner_that_reports_its_end_just_before_its_pod_is_gone_has_ended_by_itself(tmp_path: Path) -> None:
@@ -72,4 +81,31 @@ async def test_learner_that_reports_its_end_just_before_its_pod_is_gone_has_ende
         cluster = KubernetesCluster(Api(tmp_path / "k"), OPTIONS, store)
         [learner] = (await cluster.observe("j1")).learners
         assert (learner.exit, learner.stored) == (end, True)
+        await cluster.close()
+
+
+async def test_job_that_another_process_has_started_is_found_while_the_watch_is_cut_off(tmp_path: Path) -> None:
+    """A Guardian that took it over saw nothing of it, and all its learners counted as lost."""
+    is_cut_off = threading.Event()
+
+    def answer(request: Request, _: int) -> Answer:
+        query = parse_qs(urlsplit(request.path).query)
+        if request.path.startswith("/api/v1/namespaces?"):
+            return NAMESPACES
+        if "configmaps/" in request.path:
+            return json_answer({})
+        if names.of_job("j1", OPTIONS.installation) in query.get("labelSelector", []):
+            return listed(*([an_owner()] if "configmaps" in request.path else []), version=1)
+        if is_cut_off.is_set():
+            return status(500, "overloaded")
+        return watched() if "watch" in query else listed(version=1)
+
+    with serving(tmp_path / "k", answer) as server:
+        cluster = KubernetesCluster(Api(tmp_path / "k"), OPTIONS, MemoryStatusStore())
+        async with aclosing(cluster.watch()) as changes:
+            assert await anext(changes) == ""
+            assert (await cluster.observe("j1")).attempts == [], "the watch has not shown it, and is believed"
+            is_cut_off.set()
+            await until(lambda: "limit=1" in last_parameters(server))
+            assert (await cluster.observe("j1")).attempts == [1]
         await cluster.close()

@@ -107,7 +107,8 @@ class KubernetesCluster:
             return await self._read(job_id, reading)
 
     async def _read(self, job_id: str, reading: Reading) -> Observation:
-        namespace = await self._places.find(job_id)
+        # While no watch follows the pods, a job whose place is not known may be one that another process has started.
+        namespace = await self._places.find(job_id, thorough=not self._is_current())
         if namespace is None:
             return Observation(learners=[], attempts=[])
         selector = names.of_job(job_id, self._options.installation)
