@@ -185,6 +185,22 @@ async def test_jobs_without_pods_are_listed_by_one_request_in_two_seconds_howeve
         assert await places.without_pods({"jpods"}, 1000) == {"jleft"}
 
 
+async def test_places_of_jobs_that_ended_long_ago_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each job's place stayed in memory, because the removal of its last pod was an event that named the place."""
+    monkeypatch.setattr("services.core.adapters.kubernetes.places._KEPT", 10)
+    async with places_of(tmp_path, 1, {}) as (places, _):
+        places.complete = True
+        for number in range(1_000):
+            places.learn(f"j{number}", "weft-t0")
+            places.forget_old({"j0"})
+        known = [number for number in range(1_000) if await places.find(f"j{number}") is not None]
+        assert known[0] == 0, "it has pods"
+        assert known[-10:] == list(range(990, 1_000))
+        assert len(known) < 30
+
+
 async def test_a_tenant_with_thousands_of_jobs_is_listed_less_often(tmp_path: Path) -> None:
     many = {"weft-t0": [f"j{number}" for number in range(2_000)]}
     async with places_of(tmp_path, 1, many) as (places, server):

@@ -173,6 +173,7 @@ class KubernetesCluster:
 
         def on_pod(pod: Document) -> None:
             job = self._places.learn_from(pod)
+            self._places.forget_old(pods.objects.values())
             self._cache.invalidate(job)
             changed.put_nowait(job)
 

@@ -13,6 +13,8 @@ PODS: Final = "/api/v1/pods"
 NAMESPACES: Final = "/api/v1/namespaces"
 _TURN_S: Final = 2.0
 _PAGE: Final = 500
+_KEPT: Final = 10_000
+"""Jobs without pods whose places are kept: more than are being provisioned or removed at one time."""
 
 
 class Places:
@@ -21,6 +23,9 @@ class Places:
     def __init__(self, api: Api, options: KubernetesOptions) -> None:
         self._api, self._options = api, options
         self._namespaces: dict[str, str] = {}
+        """By job; those learned last are the last."""
+        self._forget_at = 2 * _KEPT
+        """Number of places at which old ones are forgotten."""
         self.complete = False
         """True while a watch keeps the places of all pods current: then an unknown job has none."""
         self._without_pods: dict[str, set[str]] = {}
@@ -30,18 +35,31 @@ class Places:
         self._next_listing_s = 0.0
 
     def learn(self, job: str, namespace: str) -> None:
+        self._namespaces.pop(job, None)
         self._namespaces[job] = namespace
 
     def learn_from(self, document: Document) -> str:
         """Learns the place of a job's object. Returns the job's id; empty if it is of no job."""
         job = names.label(document, names.JOB)
         if job:
-            self._namespaces[job] = document["metadata"]["namespace"]
+            self.learn(job, document["metadata"]["namespace"])
         return job
 
     def forget(self, job: str) -> None:
         self.forget_owners(job)
         self._namespaces.pop(job, None)
+
+    def forget_old(self, with_pods: Iterable[str]) -> None:
+        """Once there are many, forgets the places that were learned longest ago, but those of jobs ``with_pods``.
+
+        The removal of a pod names its job's place as well, and mostly it is another process that tears the job down.
+        """
+        if len(self._namespaces) < self._forget_at:
+            return
+        present = {*with_pods}
+        for job in [job for job in self._namespaces if job not in present][:-_KEPT]:
+            del self._namespaces[job]
+        self._forget_at = len(self._namespaces) + _KEPT
 
     def forget_owners(self, job: str) -> None:
         """The job has no objects now. All that it had were in one namespace."""
