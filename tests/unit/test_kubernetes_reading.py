@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
@@ -108,4 +110,30 @@ async def test_job_that_another_process_has_started_is_found_while_the_watch_is_
             is_cut_off.set()
             await until(lambda: "limit=1" in last_parameters(server))
             assert (await cluster.observe("j1")).attempts == [1]
+        await cluster.close()
+
+
+async def test_stop_is_enforced_after_its_grace_although_an_earlier_guardians_clock_was_an_hour_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner that did not end kept its hardware for that hour."""
+    monkeypatch.setattr("services.core.adapters.kubernetes.removal._ENFORCE_S", 0.01)
+    marked = an_owner(stop=a_mark(NOW + 3_600_000))
+    pod = an_owner()
+    pod["metadata"]["labels"][names.LEARNER] = "worker-0"
+    pod["metadata"]["name"] = "weft-j1-1-worker-0"
+    running = [{"name": "learner", "state": {"running": {}}}]
+    pod |= {"spec": {}, "status": {"containerStatuses": running}}
+
+    def answer(request: Request, _: int) -> Answer:
+        if request.path.startswith("/api/v1/namespaces?"):
+            return NAMESPACES
+        if "configmaps/" in request.path or request.method == "DELETE":
+            return json_answer(marked)
+        return listed(marked if "configmaps" in request.path else pod, version=1)
+
+    with serving(tmp_path / "k", answer) as server:
+        cluster = KubernetesCluster(Api(tmp_path / "k"), OPTIONS, MemoryStatusStore(), now_ms=lambda: NOW)
+        await cluster.stop("j1", attempt=1, term=1, generation=1, cause="halt", grace_ms=0)
+        await until(lambda: any(request.method == "DELETE" for request in server.requests), timeout=20)
         await cluster.close()

@@ -200,7 +200,8 @@ class Removal:
     async def _enforce(self, namespace: str, job: str, mark: StopMark) -> None:
         """Deletes the pods whose command still runs after the grace."""
         backoff = Backoff(first_s=1, most_s=10)
-        await asyncio.sleep(max(0.0, mark.time + mark.grace_ms - self._now_ms()) / 1000 + _ENFORCE_S)
+        left_ms = mark.time + mark.grace_ms - self._now_ms()  # the mark may be of a Guardian whose clock is ahead
+        await asyncio.sleep(min(max(0, left_ms), mark.grace_ms) / 1000 + _ENFORCE_S)
         while True:
             try:
                 present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) == mark.attempt]
