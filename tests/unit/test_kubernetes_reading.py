@@ -15,11 +15,12 @@ import pytest
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
+from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observed import StopMark
 from services.core.domain.codec import dump
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.status import Phase
-from services.core.domain.status_keys import learner_key
+from services.core.domain.status_keys import attempt_key, learner_key
 from services.core.ports.status_store import Entry
 from tests.documents import NOW
 from tests.testbed.kubernetes.options import OPTIONS
@@ -109,6 +110,32 @@ async def test_job_that_another_process_has_started_is_found_while_the_watch_is_
             assert (await cluster.observe("j1")).attempts == [], "the watch has not shown it, and is believed"
             is_cut_off.set()
             await until(lambda: "limit=1" in last_parameters(server))
+            assert (await cluster.observe("j1")).attempts == [1]
+        await cluster.close()
+
+
+async def test_job_that_another_process_has_started_is_found_before_the_watch_shows_its_pods(tmp_path: Path) -> None:
+    """A watch may be silent for a minute before it counts as cut off. In that minute the learners counted as lost."""
+
+    def answer(request: Request, _: int) -> Answer:
+        query = parse_qs(urlsplit(request.path).query)
+        if request.path.startswith("/api/v1/namespaces?"):
+            return NAMESPACES
+        if "configmaps/" in request.path:
+            return json_answer({})
+        if "configmaps" in request.path:
+            return listed(an_owner(), version=1)
+        return watched() if "watch" in query else listed(version=1)
+
+    store = MemoryStatusStore()
+    with serving(tmp_path / "k", answer) as server:
+        cluster = KubernetesCluster(Api(tmp_path / "k"), OPTIONS, store)
+        async with aclosing(cluster.watch()) as changes:
+            assert await anext(changes) == ""
+            assert (await cluster.observe("j1")).attempts == [], "nothing was begun for it"
+            assert not any("configmaps" in request.path for request in server.requests), "which costs no search"
+            await store.put(attempt_key("j1"), json.dumps({"attempt": 1, "learners": 1}))
+            await Fences(store).admit("j1", 1, 1)
             assert (await cluster.observe("j1")).attempts == [1]
         await cluster.close()
 

@@ -58,9 +58,9 @@ class KubernetesCluster:
         self._api, self._options, self._status, self._now_ms = api, options, status, now_ms
         self._places = Places(api, options)
         self._method: GangMethod | None = None
-        fences = Fences(status)
-        self._provision = Provision(api, options, fences, self.gang_method, credentials)
-        self._removal = Removal(api, options, status, fences=fences, places=self._places, now_ms=now_ms)
+        self._fences = Fences(status)
+        self._provision = Provision(api, options, self._fences, self.gang_method, credentials)
+        self._removal = Removal(api, options, status, fences=self._fences, places=self._places, now_ms=now_ms)
         self._capacity: tuple[Reflector, Reflector] | None = None
         """Of nodes, and of what pods take of them."""
         self._watched: Reflector | None = None
@@ -109,6 +109,8 @@ class KubernetesCluster:
     async def _read(self, job_id: str, reading: Reading) -> Observation:
         # While no watch follows the pods, a job whose place is not known may be one that another process has started.
         namespace = await self._places.find(job_id, thorough=not self._is_current())
+        if namespace is None and await self._fences.has_acted(job_id):  # the watch is late, or its pods are gone
+            namespace = await self._places.find(job_id, thorough=True)
         if namespace is None:
             return Observation(learners=[], attempts=[])
         selector = names.of_job(job_id, self._options.installation)

@@ -71,8 +71,12 @@ class Fences:
         if await self._is_known(job):
             await self._record(job, attempt, term, creates=False, seals=True)
 
+    async def has_acted(self, job: str) -> bool:
+        """True if a Guardian has begun to provision the job. False also if the store has lost its data."""
+        return await self._status.get(fence_key(job)) is not None
+
     async def _is_known(self, job: str) -> bool:
-        return await self._announced(job) > 0 or await self._status.get(fence_key(job)) is not None
+        return await self._announced(job) > 0 or await self.has_acted(job)
 
     async def _record(self, job: str, attempt: int, term: int, *, creates: bool, seals: bool = False) -> None:
         for _ in range(_TRIES):
