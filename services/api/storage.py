@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,14 +57,20 @@ class Usage:
         self.size[kind] = self.size.get(kind, 0) + meta.size
 
 
-async def measure(objects: ObjectStore, clock: Clock, tenant: str, *, most_s: float = math.inf) -> Usage:
-    """Counts the tenant's objects. After ``most_s`` seconds the result is incomplete. Raises Unavailable."""
+async def measure(
+    objects: ObjectStore, clock: Clock, tenant: str, *, most_s: float = math.inf, new_code: bool = True
+) -> Usage:
+    """Counts the tenant's objects. After ``most_s`` seconds the result is incomplete. Raises Unavailable.
+
+    ``new_code``: False leaves out code that is stored after the begin.
+    """
     prefix, after = f"tenants/{tenant}/", None
     usage, end_s = Usage(clock.now_ms()), clock.boottime() + most_s
     while clock.boottime() < end_s:
         page = await objects.list(prefix, after=after, limit=_PAGE)
         for meta in page:
-            usage.add(meta)
+            if new_code or meta.modified <= usage.measured or _kind(meta.key) != CODE:
+                usage.add(meta)
         if len(page) < _PAGE:
             usage.complete = True
             break
@@ -164,24 +171,47 @@ class StorageBound:
     async def _count(self, tenant: str) -> None:
         async with self._one_at_a_time:
             try:
-                usage = await measure(self._objects, self._clock, tenant)
-                await self._write(tenant, count=usage)
+                before = await self._stored(tenant)
+                usage = await measure(self._objects, self._clock, tenant, new_code=False)
+                await self._write(tenant, count=usage, before=before)
             except WeftError as error:  # the next submission starts another count
                 log.warning("storage.not_counted", tenant=tenant, why=str(error))
                 return
         log.info("storage.counted", tenant=tenant, objects=usage.objects, bytes=usage.bytes)
 
-    async def _write(self, tenant: str, *, add: int = 0, count: Usage | None = None) -> None:
-        """Adds to the tenant's record, or replaces its count. Several processes may do so at a time."""
+    async def _write(
+        self, tenant: str, *, add: int = 0, count: Usage | None = None, before: Record | None = None
+    ) -> None:
+        """Adds to the tenant's record, or replaces its count. Several processes may do so at a time.
+
+        ``before``: the record when the count began. What was added since is not in the count, and is added to it.
+        """
         for _ in range(_TRIES):
             record = await self._stored(tenant)
             if count is not None:
-                body = {"bytes": count.bytes, "objects": count.objects, "counted_at": self._clock.now_ms()}
+                size, objects = _added(before, record)
+                body = {
+                    "bytes": count.bytes + size,
+                    "objects": count.objects + objects,
+                    "counted_at": self._clock.now_ms(),
+                }
             else:
-                before = record.body if record is not None else {"bytes": 0, "objects": 0, "counted_at": 0}
-                body = {**before, "bytes": before["bytes"] + add, "objects": before["objects"] + 1}
+                last = _body(record)
+                body = {**last, "bytes": last["bytes"] + add, "objects": last["objects"] + 1}
             new = Record(kind=_BOUND, id=tenant, body=body, index={}, rev=record.rev if record is not None else 1)
             with contextlib.suppress(StaleRevision, NotFound, Duplicate):
                 await (self._records.insert(new) if record is None else self._records.replace(new))
                 return
         log.warning("storage.not_recorded", tenant=tenant, why="its record kept changing; the next count corrects it")
+
+
+def _body(record: Record | None) -> Mapping[str, int]:
+    return record.body if record is not None else {"bytes": 0, "objects": 0, "counted_at": 0}
+
+
+def _added(before: Record | None, now: Record | None) -> tuple[int, int]:
+    """(bytes, objects) that were added to the count of ``before``; nothing if ``now`` is of another count."""
+    first, last = _body(before), _body(now)
+    if first["counted_at"] != last["counted_at"]:
+        return 0, 0
+    return max(0, last["bytes"] - first["bytes"]), max(0, last["objects"] - first["objects"])

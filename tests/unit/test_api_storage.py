@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from services.api.storage import Storage
+from services.api.storage import Storage, StorageBound
 from services.core.adapters.folder.objects import FolderObjectStore
 from services.core.adapters.system_clock import SystemClock
-from services.core.domain.errors import Unavailable
+from services.core.domain.errors import NoSpace, Unavailable
+from tests.testbed.memory.records import MemoryRecordStore
 from tests.testbed.tripwire import Tripwire
+from tests.waiting import until
 
 
 class LateClock(SystemClock):
@@ -96,3 +98,27 @@ async def test_a_client_that_leaves_does_not_end_the_measurement_of_others(objec
     await asyncio.wait({leaving})
     wire.resume()
     assert (await staying).objects == 6
+
+
+@pytest.mark.parametrize(("at", "name"), [(1, "a"), (0, "b")], ids=["behind what is listed", "before it"])
+async def test_code_that_is_stored_while_the_tenants_bytes_are_counted_is_counted_once(
+    objects: FolderObjectStore, monkeypatch: pytest.MonkeyPatch, at: int, name: str
+) -> None:
+    """It was not: of a tenant with many objects the bound could be exceeded by all that came during each count."""
+    monkeypatch.setattr("services.api.storage._PAGE", 2)
+
+    clock = SystemClock()
+
+    async def store_code() -> None:
+        began = clock.now_ms()
+        await until(lambda: clock.now_ms() > began + 1)
+        await put(objects, f"tenants/acme/code/{name}", 1_000)
+        await bound.add("acme", 1_000)
+
+    wire = Tripwire(at=at, what="act", act=store_code)
+    bound = StorageBound(wire.wrap(objects, "objects"), MemoryRecordStore(), clock, most_bytes=1_050, count_s=3600)
+    await bound.check("acme")
+    await bound.counted()
+    with pytest.raises(NoSpace, match="stores 1072 bytes"):
+        await bound.check("acme")
+    await bound.close()
