@@ -11,7 +11,7 @@ import pytest
 from services.api.packed_jobs import pack, unpack
 from services.api.stale_cache import StaleCache, reporting_age
 from services.core.domain.errors import Unavailable
-from services.core.domain.job import Job, admitted
+from services.core.domain.job import Job, admitted, set_desired
 from services.core.domain.status import Desired, Status
 from services.core.ports.job_store import JobQuery
 from tests.documents import NOW, a_job, at_status
@@ -81,6 +81,22 @@ async def test_repeated_question_keeps_its_newest_answer_and_is_counted_once() -
     await ask(cache, "q", [second])
     assert cache.size == size
     assert await ask(cache, "q", None) == [second]
+
+
+async def test_slow_read_does_not_replace_the_answer_of_a_later_one() -> None:
+    """While the store was away, jobs were shown in an earlier state than before."""
+    clock = SetClock()
+    cache = StaleCache(clock, most_bytes=BOUND)
+    job = a_job()
+    halted = set_desired(job, Desired.HALT, actor="user:ada", now=NOW)
+
+    async def slow() -> Sequence[Job]:
+        clock.now += 1
+        await ask(cache, "q", [halted])
+        return [job]
+
+    assert await cache.read("q", slow) == [job]
+    assert await ask(cache, "q", None) == [halted]
 
 
 async def test_job_with_a_value_that_bytes_cannot_express_is_read_and_not_kept() -> None:
