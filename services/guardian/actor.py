@@ -193,7 +193,7 @@ class Guardian:
 
     async def _forget(self, job: Job) -> None:
         """After the release: frees memory and copies the history now, not at the LCM's next sweep."""
-        self._view.forget(job.id)
+        self._view.forget(job.id, through=job.attempt.number)
         await copy_history(self._ports.jobs, job)
 
     @property

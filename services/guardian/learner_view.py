@@ -34,6 +34,11 @@ class _JobState:
     """The newest report by name."""
     announced: int = 0
 
+    @property
+    def newest(self) -> int:
+        """The newest attempt that is known of."""
+        return max([self.announced, *(learner.attempt for learner in self.learners.values())])
+
 
 class LearnerView:
     def __init__(self, on_change: Callable[[str], None], quarantine: Quarantine) -> None:
@@ -50,13 +55,15 @@ class LearnerView:
         """The current attempt according to etcd; 0 if it has none."""
         return self._jobs.get(job_id, _JobState()).announced
 
-    def forget(self, job_id: str) -> None:
-        """Drops what is known of a released job."""
-        self._jobs.pop(job_id, None)
+    def forget(self, job_id: str, *, through: int) -> None:
+        """Drops what is known of a released job. One with an attempt after ``through`` has been admitted again."""
+        state = self._jobs.get(job_id)
+        if state is not None and state.newest <= through:
+            del self._jobs[job_id]
 
-    def known_beyond(self, job_ids: Collection[str]) -> frozenset[str]:
-        """Ids of jobs that are known here and are not among these."""
-        return frozenset(self._jobs) - frozenset(job_ids)
+    def known_beyond(self, job_ids: Collection[str]) -> dict[str, int]:
+        """The newest attempt that is known of, by job, of the jobs that are not among these."""
+        return {job_id: self._jobs[job_id].newest for job_id in self._jobs.keys() - job_ids}
 
     async def follow(self, status: StatusStore, job_id: str = "") -> None:
         """Applies changes until cancelled. ``job_id``: those of this job only."""

@@ -10,7 +10,7 @@ Guardian is logged, and the Guardian is started again with back-off; other jobs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -76,8 +76,8 @@ class Pool:
         self._next_sweep_s = 0.0
         self._over = False
         """The one job of ``guarded_job`` holds nothing any more."""
-        self._unknown_jobs: frozenset[str] = frozenset()
-        """Jobs in the view that held nothing at the last sweep."""
+        self._unknown_jobs: Mapping[str, int] = {}
+        """Jobs in the view that held nothing at the last sweep, with the newest attempt that was known then."""
         self.view = LearnerView(self.request_reconcile, quarantine)
 
     def request_reconcile(self, job_id: str, *, cluster_changed: bool = False) -> None:
@@ -202,8 +202,8 @@ class Pool:
     def _forget_released(self, holding: set[str]) -> None:
         """Forgets jobs that held nothing in two sweeps: after one, a job may just have been admitted."""
         unknown = self.view.known_beyond(holding | set(self._guardians))
-        for job_id in unknown & self._unknown_jobs:
-            self.view.forget(job_id)
+        for job_id in unknown.keys() & self._unknown_jobs.keys():
+            self.view.forget(job_id, through=self._unknown_jobs[job_id])
         self._unknown_jobs = unknown
         self._restarts = {job_id: restart for job_id, restart in self._restarts.items() if job_id in holding}
 

@@ -432,6 +432,26 @@ async def test_the_view_forgets_jobs_that_two_sweeps_did_not_find(plane: Control
     assert pool.service.view.announced("jstranger") == 0
 
 
+async def test_the_view_keeps_what_came_of_a_new_attempt_while_a_sweep_read_the_jobs(plane: ControlPlane) -> None:
+    """The sweep forgot it, and it did not come again: a Guardian that took the job over knew no report of it."""
+    wire, has_come = Tripwire(when="after", what="act"), asyncio.Event()
+    pool = await plane.start_pool(wire)
+    await asyncio.sleep(1)
+    await plane.status.put("/jobs/jstranger/attempt", '{"attempt": 1, "learners": 1}')
+
+    async def announce_again() -> None:
+        await plane.status.put("/jobs/jstranger/attempt", '{"attempt": 2, "learners": 1}')
+        await asyncio.sleep(0.01)
+        assert pool.service.view.announced("jstranger") == 2
+        has_come.set()
+
+    wire.act = announce_again
+    wire.at = ("jobs.find", wire.calls.count("jobs.find") + 2)
+    await has_come.wait()
+    await asyncio.sleep(0.1)
+    assert pool.service.view.announced("jstranger") == 2
+
+
 # --- races: another process writes between a read and a write ----------------------------
 
 
