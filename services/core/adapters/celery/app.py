@@ -127,6 +127,8 @@ class Sender:
         )
         try:
             publish((topic, job_id, traceparent))
+        except ResourceExhausted:
+            raise  # the connection is as good as before
         except BaseException:
             self._disconnect()  # or the next hint would be sent over a channel that is closed
             raise
