@@ -300,10 +300,8 @@ class TelemetryClient:
         """Aggregates of these metrics, by job; jobs that reported none are missing. At most 500 jobs."""
         if not job_ids:
             return {}
-        stub = _stub(await self._client.channel())
-        with self._client.answering():
-            request = metrics_pb2.AggregatesRequest(job_ids=job_ids, names=names)
-            reply = await stub.Aggregates(request, timeout=_QUERY_S)
+        request = metrics_pb2.AggregatesRequest(job_ids=job_ids, names=names)
+        reply = await self._client.read(lambda channel: _stub(channel).Aggregates(request, timeout=_QUERY_S))
         return {job.job_id: [_aggregate(aggregate) for aggregate in job.aggregates] for job in reply.jobs}
 
     async def progress(self, job_ids: Sequence[str]) -> Mapping[str, tuple[float, int | None]]:
@@ -337,9 +335,8 @@ class TelemetryClient:
         return [_statistics(part) for part in (reply, *reply.more)]
 
     async def summary(self, job_id: str) -> Summary:
-        stub = _stub(await self._client.channel())
-        with self._client.answering():
-            reply = await stub.Summary(metrics_pb2.SummaryRequest(job_id=job_id), timeout=_QUERY_S)
+        request = metrics_pb2.SummaryRequest(job_id=job_id)
+        reply = await self._client.read(lambda channel: _stub(channel).Summary(request, timeout=_QUERY_S))
         latest = {point.point.name: point for point in _points(reply.latest)}
         return Summary(
             lines=reply.lines,

@@ -6,6 +6,7 @@ was lost, done twice, or mixed up with another job.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +24,23 @@ from weft._job import Job
 STEPS = 300
 UNTIL_LET_GO = "until [ -e $JOB_STATE_DIR/go ]; do sleep 0.1; done"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
+HELD = """\
+import os, runpy, time
+import weft
+
+report = weft.report
+
+
+def held(*, step, **values):
+    report(step=step, **values)
+    while step == 20 and not os.path.exists(os.path.join(os.environ["JOB_STATE_DIR"], "go")):
+        time.sleep(0.05)
+
+
+weft.report = held
+runpy.run_path("train.py", run_name="__main__")
+"""
+"""Trains as train.py does, and goes on after step 20 once it is let go."""
 DONE_S = 2 * HANG_S
 
 
@@ -39,18 +57,25 @@ def client(weft_up: Platform) -> Iterator[Client]:
         yield client
 
 
-def submit(client: Client, *, slow_ms: int = 0, before: str = "") -> Job:
+def submit(
+    client: Client, *, slow_ms: int = 0, before: str = "", code: Path = EXAMPLE, program: str = "train.py"
+) -> Job:
     """``slow_ms``: in each step of the first attempt. ``before``: a command that is run before the training."""
     slow = f"$((WEFT_ATTEMPT == 1 ? {slow_ms} : 0))"
     spec = {
         "name": "digits",
         "framework": {"name": "jax", "version": "0.10"},
-        "command": f"{before}exec python train.py --steps {STEPS} --every 50 --slow {slow}",
+        "command": f"{before}exec python {program} --steps {STEPS} --every 50 --slow {slow}",
         "learners": 2,
         "distribution": "jax",
         "resources": {"cpus": 1, "memory": "1GiB"},
     }
-    return client.jobs.submit(spec, code=EXAMPLE)
+    return client.jobs.submit(spec, code=code)
+
+
+def let_go(platform: Platform, job: Job) -> None:
+    for learner in (platform.home / "node" / job.id / "1").glob(f"*/{JOB_FOLDER}"):
+        (learner / "go").touch()
 
 
 def weights(job: Job, folder: Path) -> str:
@@ -82,8 +107,7 @@ def test_two_jobs_side_by_side_do_not_affect_each_other(
     first, second = (submit(client, slow_ms=5, before=f"{UNTIL_LET_GO}; ") for _ in range(2))
     eventually(lambda: {first.refresh().status, second.refresh().status} == {"PROCESSING"}, DONE_S)
     for job in (first, second):
-        for learner in (weft_up.home / "node" / job.id / "1").glob(f"*/{JOB_FOLDER}"):
-            (learner / "go").touch()
+        let_go(weft_up, job)
     for job in (first, second):
         job.wait(DONE_S)
         assert weights(job, tmp_path / job.id) == undisturbed
@@ -108,7 +132,10 @@ def test_resumed_job_continues_with_the_step_after_its_checkpoint(
 def test_killed_service_does_not_disturb_training(
     client: Client, weft_up: Platform, undisturbed: str, tmp_path: Path, service: str
 ) -> None:
-    job = submit(client, slow_ms=60)  # it trains on until the service is back
+    code = tmp_path / "code"
+    shutil.copytree(EXAMPLE, code)
+    (code / "held.py").write_text(HELD)
+    job = submit(client, code=code, program="held.py")
     eventually(lambda: in_the_middle(client, job, step=10), DONE_S)
     before = weft_up.learner_pids(job.id)
     killed = weft_up.kill(service)
@@ -116,8 +143,9 @@ def test_killed_service_does_not_disturb_training(
     assert all(identify(pid) is not None for pid in before.values())
     assert weft_up.learner_pids(job.id) == before
     assert len(before) == 2
+    let_go(weft_up, job)
     job.wait(DONE_S)
-    assert (job.attempt, weights(job, tmp_path)) == (1, undisturbed)
+    assert (job.attempt, weights(job, tmp_path / "results")) == (1, undisturbed)
     usage = job.points(name=USAGE_NAMES)  # numbered with the other points
     for stored in ((*job.points(), *usage), job.logs()):
         seqs = sorted(entry.seq for entry in stored)

@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import AsyncGenerator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -187,11 +188,15 @@ async def test_points_and_progress_are_read_from_reports_and_from_json_on_stdout
 
 async def test_lines_that_no_client_follows_are_sent_in_few_requests(learner: HelperTest) -> None:
     learner.intake.gather_ms = 60_000
-    learner.reserve("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); sleep 0.01; done")
+    learner.reserve("bash -c 'for ((i = 0; i < 200; i++)); do echo line $i ${EPOCHREALTIME/[.,]/}; sleep 0.01; done'")
     learner.start()
     await learner.ended()
-    assert learner.intake.text() == [f"line {number}" for number in range(200)]
-    assert learner.intake.appends < 50
+    lines = [text.rpartition(" ") for text in learner.intake.text()]
+    assert [line for line, _, _ in lines] == [f"line {number}" for number in range(200)]
+    # The helper waits for more lines for less long each time that it finds none after 20 ms.
+    written_ms = [int(microseconds) / 1000 for _, _, microseconds in lines]
+    silent_ms = sum(max(0, later - earlier - 20) for earlier, later in pairwise(written_ms))
+    assert learner.intake.appends < 50 + silent_ms / 20
 
 
 async def test_learner_waits_for_the_others_and_can_be_stopped_meanwhile(learner: HelperTest) -> None:

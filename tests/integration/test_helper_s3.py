@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,9 +35,6 @@ class HelperTest(ReportingLearner):
         self.s3 = s3
         self.bucket = s3.bucket()
         intake.urls = Signer(self.bucket)
-
-    def reserve(self, command: str, **changes: Any) -> None:
-        super().reserve(command, **{"store_timeout": 600_000, **changes})
 
     def store_quickly(self) -> None:
         """Checkpoints are stored as soon as they are found."""

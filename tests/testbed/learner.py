@@ -32,6 +32,10 @@ from tests.waiting import eventually, until
 
 ROOT = Path(__file__).parents[2]
 TENANT = "acme"
+STORE_TIMEOUT_MS = 600_000
+"""Of a learner's plan: longer than storing takes on a busy machine, where a helper alone may need a minute to start.
+Tests of the timeout name their own.
+"""
 
 
 class Learner:
@@ -70,7 +74,7 @@ class Learner:
         attempt = int(changes.get("attempt", 1))
         identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name="worker-0")
         learner = a_learner(command=command, memory=2**20, token=SIGNER.mint(identity))
-        plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=30_000)
+        plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=STORE_TIMEOUT_MS)
         plan = with_variables(replace(plan, **changes))
         allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
         documents = reservation.documents(

@@ -22,6 +22,7 @@ from services.core.runtime.learner_folder import JOB_FOLDERS, LearnerFolder
 from services.core.strategies.registry import with_variables
 from tests.documents import a_learner, a_plan
 from tests.testbed.identities import SIGNER
+from tests.testbed.learner import STORE_TIMEOUT_MS
 from tests.waiting import until
 
 ROOT: Final = Path(__file__).parents[2]
@@ -54,7 +55,7 @@ class Pod:
         attempt = int(changes.get("attempt", 1))
         identity = LearnerIdentity(job=self.job, tenant=TENANT, attempt=attempt, role="worker", rank=0, name=LEARNER)
         learner = a_learner(LEARNER, command=command, memory=2**20, node="node-1", token=SIGNER.mint(identity))
-        plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=30_000)
+        plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=STORE_TIMEOUT_MS)
         plan = with_variables(replace(plan, **changes))
         (self.root / "plan" / layout.PLAN_FILE).write_text(stored_plan.write(plan))
         (self.root / "token" / layout.TOKEN_FILE).write_text(learner.token)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 
 from services.api.clients import ServiceClient, TelemetryClient
 from services.core.adapters.rpc.server import serve
@@ -22,22 +24,29 @@ from tests.waiting import HANG_S
 
 
 class Logs:
-    """A server whose log has seven lines. ``hangs``: it answers no call."""
+    """A server that has one job, whose log has seven lines. ``hangs``: it answers no call."""
 
     def __init__(self, *, hangs: bool = False) -> None:
         self.hangs, self.called = hangs, asyncio.Event()
 
-    async def lines(self, request: pb.LinesRequest, context: object) -> pb.LinesReply:
-        self.called.set()
-        if self.hangs:
-            await asyncio.Event().wait()
-        return pb.LinesReply(through_seq=7)
+    def answering(self, reply: Message) -> grpc.RpcMethodHandler[bytes, Message]:
+        async def answer(request: bytes, context: object) -> Message:
+            self.called.set()
+            if self.hangs:
+                await asyncio.Event().wait()
+            return reply
+
+        return grpc.unary_unary_rpc_method_handler(answer, None, lambda message: message.SerializeToString())
 
     async def serve(self, address: str) -> Listening:
-        method = grpc.unary_unary_rpc_method_handler(
-            self.lines, pb.LinesRequest.FromString, pb.LinesReply.SerializeToString
-        )
-        handler = grpc.method_handlers_generic_handler("weft.v1.Telemetry", {"Lines": method})
+        job = pb.JobAggregates(job_id="j-1", aggregates=[pb.Aggregate(name="loss")])
+        replies: dict[str, Message] = {
+            "Lines": pb.LinesReply(through_seq=7),
+            "Summary": pb.SummaryReply(lines=7),
+            "Aggregates": pb.AggregatesReply(jobs=[job]),
+        }
+        methods = {name: self.answering(reply) for name, reply in replies.items()}
+        handler = grpc.method_handlers_generic_handler("weft.v1.Telemetry", methods)
         return await serve(address, guard("metrics"), lambda server: server.add_generic_rpc_handlers((handler,)))
 
 
@@ -49,19 +58,37 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-async def test_a_log_is_shown_although_the_metrics_service_is_restarted_while_it_is_read(home: Home) -> None:
-    """The page said "the metrics service does not answer (unavailable)", and showed the log two seconds later."""
+async def log(telemetry: TelemetryClient) -> bool:
+    return (await telemetry.lines("j-1", LineQuery(), limit=10)).through == 7
+
+
+async def progress(telemetry: TelemetryClient) -> bool:
+    return (await telemetry.summary("j-1")).lines == 7
+
+
+async def metrics_of_a_list(telemetry: TelemetryClient) -> bool:
+    return [metric.name for metric in (await telemetry.aggregates(["j-1"], ["loss"]))["j-1"]] == ["loss"]
+
+
+@pytest.mark.parametrize("read", [log, progress, metrics_of_a_list])
+async def test_what_a_job_reported_is_shown_although_the_metrics_service_is_restarted_while_it_is_read(
+    home: Home, read: Callable[[TelemetryClient], Awaitable[bool]]
+) -> None:
+    """The page said "the metrics service does not answer (unavailable)", and showed the log two seconds later.
+
+    A list with metrics, and the progress of a job, were still refused after that was mended for logs.
+    """
     client = ServiceClient(home, "metrics", credential("api", "metrics"), reconnect_s=HANG_S)
     address = str(home.address("metrics"))
     before = Logs(hangs=True)
     server = await before.serve(address)
-    reading = asyncio.ensure_future(TelemetryClient(client).lines("j-1", LineQuery(), limit=10))
+    reading = asyncio.ensure_future(read(TelemetryClient(client)))
     try:
         async with asyncio.timeout(HANG_S):
             await before.called.wait()
             await server.stop(None)
             server = await Logs().serve(address)
-            assert (await reading).through == 7
+            assert await reading
     finally:
         reading.cancel()
         await client.close()
