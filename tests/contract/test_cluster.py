@@ -112,8 +112,12 @@ async def test_a_halted_learner_can_save_within_its_grace(cluster: Cluster, node
 async def test_a_program_has_its_grace_even_if_the_shell_above_it_dies_of_sigterm(
     cluster: Cluster, node: NodeProcess
 ) -> None:
-    # The shell dies of SIGTERM at once; the program is still saving.
-    program = "trap '' TERM; echo up; while [ ! -e $JOB_STATE_DIR/stop-requested ]; do :; done; sleep 0.2; echo saved"
+    # The shell dies of SIGTERM at once; the program begins to save then. If it began at stop-requested, which is made
+    # before the signal is sent, it might end first, and the shell would go on.
+    program = (
+        "trap '' TERM; echo up; while kill -0 $PPID; do sleep 0.01; done; sleep 0.2; "
+        "test -e $JOB_STATE_DIR/stop-requested && echo saved"
+    )
     gang = plan([f"sh -c '{program.replace(chr(39), chr(34))}'; echo not reached"])
     await start(cluster, gang)
     await until(lambda: node.output(gang) == "up\n")

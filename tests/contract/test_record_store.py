@@ -100,7 +100,7 @@ async def on_sqlite(tmp_path: Path) -> AsyncGenerator[OnSqlite, None]:
 
 
 @pytest.fixture
-async def on_mongo(mongo_uri: str) -> AsyncGenerator[OnMongo, None]:
+async def on_mongo(mongo_uri: str, long_mongo_timeouts: None) -> AsyncGenerator[OnMongo, None]:
     world = OnMongo(mongo_uri)
     yield world
     await world.close()

@@ -92,12 +92,15 @@ class Platform:
 
     def kill(self, service: str) -> ProcessIdentity:
         """kill -9, by its own pid; returns when it is gone. The supervisor starts it again."""
-        # It may just be restarted: some end by themselves when what they need was killed before.
-        process = eventually(lambda: self.running(service))
+        process = eventually(lambda: self._killed(service))
         assert process is not None
-        assert send_signal(process, signal.SIGKILL)
         assert wait_gone(process, HANG_S)
         return process
+
+    def _killed(self, service: str) -> ProcessIdentity | None:
+        """None: there was none. Some end by themselves when what they need was killed before, also at this moment."""
+        process = self.running(service)
+        return process if process is not None and send_signal(process, signal.SIGKILL) else None
 
     def learner_pids(self, job_id: str, attempt: int = 1) -> dict[str, int]:
         """Learner -> pid of its process, from the shims' own records."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 import pytest
 
 from tests.testbed.go import SERVERS, GoBuilt
-from tests.testbed.server import Server, running
+from tests.testbed.server import Server, free_port, running
 from tests.waiting import HANG_S
 
 _direct: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -77,11 +77,14 @@ class Toxiproxy(Server):
         self.ask("GET", "/version")
         return True
 
-    def to(self, upstream: str, *, port: int = 0) -> Line:
-        """Returns a line from a new port (or from ``port``) to ``host:port``."""
+    def to(self, upstream: str) -> Line:
+        """Returns a line from a new port to ``host:port``.
+
+        While the line is cut, nothing listens at its port: no outgoing connection may take it meanwhile.
+        """
         self._made += 1
         name = f"line-{self._made}"
-        made = self.ask("POST", "/proxies", {"name": name, "listen": f"127.0.0.1:{port}", "upstream": upstream})
+        made = self.ask("POST", "/proxies", {"name": name, "listen": f"127.0.0.1:{free_port()}", "upstream": upstream})
         return Line(self, name, made["listen"])
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:

@@ -83,7 +83,11 @@ def _of_transport(broker: Broker, *, works: bool) -> dict[str, Any]:
             },
         }
     # With a host, or kombu warns that there is none.
-    return {"broker_url": "filesystem://localhost", "broker_transport_options": _of_folder(broker.folder)}
+    return {
+        "broker_url": "filesystem://localhost",
+        "broker_transport": "services.core.adapters.celery.folder:Transport",
+        "broker_transport_options": _of_folder(broker.folder),
+    }
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
