@@ -29,6 +29,8 @@ from weft.http_exchange import HttpError, bearer
 T = TypeVar("T")
 _ANSWER_S: Final = 2.0
 """A service that does not answer within it is shown so."""
+_COUNT_S: Final = 10.0
+"""`weft down` asks before it interrupts jobs, so it waits for an api that is slow, or is being started again."""
 _FAILPOINTS: Final = "failpoints are on: it may die on purpose"
 
 
@@ -111,7 +113,7 @@ def _beside(read: Callable[[], T]) -> Callable[[], T]:
 def count_jobs(home: Home, statuses: Collection[Status]) -> int | None:
     """The number of jobs in these statuses, as the api counts them; None if it does not answer."""
     try:
-        jobs: dict[str, int] = read_api(home, "/v1/cluster?tenant=*", timeout_s=_ANSWER_S)["jobs"]
+        jobs: dict[str, int] = read_api(home, "/v1/cluster?tenant=*", timeout_s=_COUNT_S)["jobs"]
     except (KeyError, WeftError):
         return None  # for display only: the platform is stopped without it
     return sum(count for status, count in jobs.items() if status in statuses)

@@ -20,7 +20,7 @@ from services.core.domain.errors import NoSpace, ResourceExhausted, StaleFence
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.node import shim
-from tests.testbed.gangs import await_all, await_exit, await_state, learner, learners, start, stop, teardown
+from tests.testbed.gangs import await_all, await_exit, await_state, learner, learners, observe, start, stop, teardown
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
 from tests.testbed.server import free_address
 from tests.testbed.signals import kill_all
@@ -223,7 +223,7 @@ async def test_fences_survive_the_agent_and_the_job(node: NodeProcess, cluster: 
     for old in (gang, replace(gang, term=4), replace(gang, attempt=1)):
         with pytest.raises(StaleFence):
             await cluster.do("reserve", old)
-    assert (await cluster.observe(gang.job)).attempts == []
+    assert (await observe(cluster, gang)).attempts == []
 
 
 async def test_half_made_and_half_removed_folders_are_removed_after_a_restart(
@@ -236,7 +236,7 @@ async def test_half_made_and_half_removed_folders_are_removed_after_a_restart(
     for name in (".new-2", ".gone-1"):
         (job / name / "worker-0").mkdir(parents=True)
     node.start()
-    assert (await cluster.observe(gang.job)).attempts == [1]
+    assert (await observe(cluster, gang)).attempts == [1]
     assert [entry.name for entry in job.iterdir()] == ["1"]
 
 
@@ -248,9 +248,9 @@ async def test_a_damaged_learner_json_affects_only_its_own_job(node: NodeProcess
     (node.folder(bad) / "learner.json").write_text('{"schema": 1, "plan": 3}')
     node.start()
     assert await learner(cluster, good) == before
-    assert (await cluster.observe(bad.job)).attempts == [1]
+    assert (await observe(cluster, bad)).attempts == [1]
     await teardown(cluster, bad)
-    assert (await cluster.observe(bad.job)).attempts == []
+    assert (await observe(cluster, bad)).attempts == []
 
 
 async def test_resources_of_adopted_learners_stay_taken(node: NodeProcess, cluster: LocalCluster) -> None:
@@ -347,7 +347,7 @@ async def test_a_learner_that_fills_the_disk_is_stopped_and_its_exit_code_known(
         assert end is not None
         assert (end.code, end.stop_cause) == ((5, "") if ends == "by itself" else (None, "kill"))
         await teardown(cluster, gang)
-        assert (await cluster.observe(gang.job)).attempts == []
+        assert (await observe(cluster, gang)).attempts == []
     finally:
         node.end()
         await run("umount", str(root))

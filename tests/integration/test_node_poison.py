@@ -16,7 +16,7 @@ from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.processes import identify
 from services.core.runtime.quarantine import LEARNER, QuarantineEntry
-from tests.testbed.gangs import await_exit, await_state, learner, start, stop, teardown
+from tests.testbed.gangs import await_exit, await_state, learner, observe, start, stop, teardown
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
 from tests.waiting import HANG_S, until
 
@@ -59,19 +59,19 @@ async def test_a_learner_with_damaged_files_can_be_stopped_and_removed(
     order = random.Random(7).sample(["shim.json", "helper.json", "runs/1/start.json"], 3)
     for name in order:
         poison(node.folder(bad) / name, content)
-        assert (await cluster.observe(bad.job)).learners[0].state == "running"
+        assert (await observe(cluster, bad)).learners[0].state == "running"
     await cluster.stop(bad.job, attempt=1, term=1, generation=1, cause="halt", grace_ms=2_000)
     await await_exit(cluster, bad)
     assert identify(victim.pid) is None
     poison(node.folder(bad) / "runs/1/exit.json", content)
-    lost = (await cluster.observe(bad.job)).learners[0].exit
+    lost = (await observe(cluster, bad)).learners[0].exit
     assert lost is not None
     assert lost.lost
     poison(node.home / "node" / ".agent" / "fences" / f"{bad.job}.json", content)
     await teardown(cluster, bad)
-    assert (await cluster.observe(bad.job)).attempts == []
+    assert (await observe(cluster, bad)).attempts == []
     assert living_with(bad.job) == []
-    assert (await cluster.observe(good.job)).learners == [before]
+    assert (await observe(cluster, good)).learners == [before]
     await teardown(cluster, good)
 
 
@@ -97,7 +97,7 @@ async def test_a_running_learner_with_a_damaged_learner_json_is_observed_and_rem
     node.end(signal.SIGKILL)
     poison(document, b'{"schema": 1, "plan": 3}')
     node.start()
-    (process,) = (await cluster.observe(bad.job)).learners
+    (process,) = (await observe(cluster, bad)).learners
     assert (process.name, process.state, process.exit) == ("worker-0", "running", None)
 
     async def quarantined() -> list[QuarantineEntry]:
@@ -112,13 +112,13 @@ async def test_a_running_learner_with_a_damaged_learner_json_is_observed_and_rem
         return not await quarantined()
 
     assert await until(released)
-    assert (await cluster.observe(bad.job)).learners == [victim]
+    assert (await observe(cluster, bad)).learners == [victim]
     node.end(signal.SIGKILL)
     poison(document, b"")
     node.start()
     assert identify(victim.pid) is not None
     await teardown(cluster, bad)
     assert living_with(bad.job) == []
-    assert (await cluster.observe(bad.job)).attempts == []
-    assert (await cluster.observe(good.job)).learners == [before]
+    assert (await observe(cluster, bad)).attempts == []
+    assert (await observe(cluster, good)).learners == [before]
     await teardown(cluster, good)

@@ -75,7 +75,7 @@ async def server_for_learners() -> AsyncGenerator[tuple[int, grpc.aio.Channel]]:
             yield process.pid, channel
     finally:
         process.kill()
-        await process.wait()
+        await process.communicate()  # also until its pipe is closed
 
 
 async def test_large_calls_without_a_token_take_no_memory_of_the_metrics_service() -> None:
@@ -162,7 +162,8 @@ class SilentClient:
             await self._reader.read()
 
     def close(self) -> None:
-        self._writer.close()
+        """At once: the server may never take what is still to be sent."""
+        self._writer.transport.abort()
 
 
 def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:

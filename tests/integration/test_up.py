@@ -257,6 +257,7 @@ def test_training_continues_from_its_last_stored_checkpoint_after_its_machine_wa
         assert re.search(r"checkpoint +\S+ ago \(2 files, 22 B\)", shown), shown
         job.download(tmp_path, what="checkpoints")
         assert sorted(path.read_text() for path in tmp_path.rglob("n")) == ["7\n", "7\n"]
+        eventually(lambda: len(list(job.logs())) == 2)  # lines and checkpoints are stored independently of each other
         weft_up.lose(job.id)
         assert job.wait(HANG_S).status == "COMPLETED"
         assert job.attempt == 2

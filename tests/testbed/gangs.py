@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from services.core.domain.errors import Unavailable
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
-from services.core.ports.cluster import Cluster, LearnerProcess
+from services.core.ports.cluster import Cluster, LearnerProcess, Observation
 from tests.waiting import until
 
 
@@ -22,9 +25,22 @@ async def teardown(cluster: Cluster, gang: AttemptPlan) -> None:
     await cluster.teardown(gang.job, attempt=gang.attempt, term=gang.term)
 
 
+async def observe(cluster: Cluster, gang: AttemptPlan) -> Observation:
+    """What the cluster shows of the job. Repeated, as a Guardian does, while a busy machine answers too late."""
+
+    async def answered() -> Observation | None:
+        with suppress(Unavailable):
+            return await cluster.observe(gang.job)
+        return None
+
+    observation = await until(answered)
+    assert observation is not None
+    return observation
+
+
 async def learners(cluster: Cluster, gang: AttemptPlan) -> dict[str, LearnerProcess]:
     """Those of this attempt, by name."""
-    observation = await cluster.observe(gang.job)
+    observation = await observe(cluster, gang)
     return {learner.name: learner for learner in observation.learners if learner.attempt == gang.attempt}
 
 

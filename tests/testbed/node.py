@@ -34,7 +34,7 @@ from tests.testbed.server import free_address, own_numbers
 from tests.testbed.signals import kill_all
 from tests.waiting import HANG_S
 
-_FAST_RECONNECT = (("grpc.min_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
+_FAST_RECONNECT = (("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20))
 ROOT = Path(__file__).parents[2]
 
 
@@ -116,7 +116,7 @@ class NodeProcess:
                 extra_groups=None if self._user is None else [],
             )
         if ready:
-            options = (("grpc.enable_http_proxy", 0), ("grpc.initial_reconnect_backoff_ms", 20), *_FAST_RECONNECT)
+            options = (("grpc.enable_http_proxy", 0), *_FAST_RECONNECT)
             with grpc.insecure_channel(self.addresses["node"], options=options) as channel:
                 self._await_ready(grpc.channel_ready_future(channel))
 

@@ -16,6 +16,7 @@ from services.core.runtime.home import Home
 from services.core.runtime.processes import identify, write_process_file
 from services.local.commands import PLATFORM
 from services.local.running import reported_caches
+from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
 from tests.testbed.server import socket_folder
 from tests.waiting import HANG_S
 
@@ -65,6 +66,27 @@ def test_down_now_asks_first_where_it_is_not_known_whether_jobs_run(tmp_path: Pa
     (loss,) = PLATFORM.down_losses(str(tmp_path), now=True)
     assert loss.startswith("the api does not answer, so it is unknown whether jobs run")
     assert PLATFORM.down_losses(str(tmp_path)) == []  # they are halted, with checkpoints
+
+
+def test_down_asks_first_although_the_api_of_a_busy_machine_answers_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An api that took more than two seconds was taken for a dead one, and the jobs were halted without a question."""
+    monkeypatch.setattr("services.local.running._ANSWER_S", 0.05)
+    me = identify(os.getpid())
+    assert me is not None
+    write_process_file(tmp_path / "run" / "supervisor.json", me)
+    late = threading.Event()
+
+    def answer(_request: Request, _number: int) -> Answer:
+        late.wait(0.2)
+        return json_answer({"jobs": {"PROCESSING": 1}})
+
+    with scripted(answer) as api:
+        addresses = {"api": api.url.removeprefix("http://")}
+        (tmp_path / "run" / "addresses.json").write_text(json.dumps(addresses))
+        (loss,) = PLATFORM.down_losses(str(tmp_path))
+    assert loss.startswith("1 job runs and is halted, with checkpoints")
 
 
 def test_down_asks_first_where_learners_run_on_after_the_services(tmp_path: Path) -> None:

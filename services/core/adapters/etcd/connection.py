@@ -43,8 +43,9 @@ _OPTIONS: Final = (
     ("grpc.http2.max_pings_without_data", 0),
     # Reconnects to a restarted etcd within half a second instead of gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # No pause, in spite of its name: the time that etcd has to answer the first bytes of a connection.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     # Channels of one process share neither a connection nor its back-off.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),

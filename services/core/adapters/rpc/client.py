@@ -21,8 +21,10 @@ from services.core.runtime.address import Address
 OPTIONS: Final = (
     # Reconnects to a restarted service within half a second instead of gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # No pause, in spite of its name: the time that a server has to answer the first bytes. On a busy machine it takes
+    # long; one that does not listen refuses at once.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     # No bandwidth probe after each message: it wakes both sides, and the services are near each other.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.keepalive_time_ms", 5_000),
