@@ -405,10 +405,12 @@ def _remains(document: Document) -> bool:
 
 
 async def blocked(cluster: KubernetesCluster, gang: AttemptPlan, reason: str) -> LearnerProcess:
-    """Waits until rank 0 is blocked for this reason."""
+    """Waits until rank 0 is blocked for this reason. Returns it as it was then: it is tried again meanwhile."""
 
-    async def is_blocked() -> bool:
-        return (await learner(cluster, gang)).blocked == reason
+    async def is_blocked() -> LearnerProcess | None:
+        process = await learner(cluster, gang)
+        return process if process.blocked == reason else None
 
-    await until(is_blocked)
-    return await learner(cluster, gang)
+    process = await until(is_blocked)
+    assert process is not None
+    return process

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,15 +123,14 @@ class Watcher:
         ) as client:
             self._client = client
             version = ""
-            while True:
-                try:
-                    version = version or await self._list()
-                    self._ready.set()
-                    version = await self._watch(version)
-                except asyncio.CancelledError:
-                    return
-                except (aiohttp.ClientError, OSError, ValueError):  # the server was ended by a test
-                    await asyncio.sleep(_PAUSE_S)
+            with suppress(asyncio.CancelledError):  # ``stop``, also while it pauses
+                while True:
+                    try:
+                        version = version or await self._list()
+                        self._ready.set()
+                        version = await self._watch(version)
+                    except (aiohttp.ClientError, OSError, ValueError):  # the server was ended by a test
+                        await asyncio.sleep(_PAUSE_S)
 
     async def _list(self) -> str:
         page = await self._get("api/v1/pods")
