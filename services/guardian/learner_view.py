@@ -36,7 +36,7 @@ class _JobState:
 
     @property
     def newest(self) -> int:
-        """The newest attempt that is known of."""
+        """The newest attempt of which etcd has an entry."""
         return max([self.announced, *(learner.attempt for learner in self.learners.values())])
 
 
@@ -56,13 +56,13 @@ class LearnerView:
         return self._jobs.get(job_id, _JobState()).announced
 
     def forget(self, job_id: str, *, through: int) -> None:
-        """Drops what is known of a released job. One with an attempt after ``through`` has been admitted again."""
+        """Removes a released job. One with an attempt after ``through`` stays: it has been admitted again."""
         state = self._jobs.get(job_id)
         if state is not None and state.newest <= through:
             del self._jobs[job_id]
 
     def known_beyond(self, job_ids: Collection[str]) -> dict[str, int]:
-        """The newest attempt that is known of, by job, of the jobs that are not among these."""
+        """The jobs of this view that are not among these, each with its newest attempt."""
         return {job_id: self._jobs[job_id].newest for job_id in self._jobs.keys() - job_ids}
 
     async def follow(self, status: StatusStore, job_id: str = "") -> None:

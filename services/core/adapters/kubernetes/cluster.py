@@ -107,10 +107,10 @@ class KubernetesCluster:
             return await self._read(job_id, reading)
 
     async def _read(self, job_id: str, reading: Reading) -> Observation:
-        # While no watch follows the pods, a job whose place is not known may be one that another process has started.
-        namespace = await self._places.find(job_id, thorough=not self._is_current())
-        if namespace is None and await self._fences.has_acted(job_id):  # the watch is late, or its pods are gone
-            namespace = await self._places.find(job_id, thorough=True)
+        namespace = self._places.learned(job_id)
+        # Another process may have started the job while no watch followed the pods, or since the watch is silent.
+        if namespace is None and (not self._is_current() or await self._fences.has_acted(job_id)):
+            namespace = await self._places.find(job_id)
         if namespace is None:
             return Observation(learners=[], attempts=[])
         selector = names.of_job(job_id, self._options.installation)
@@ -183,12 +183,11 @@ class KubernetesCluster:
             self._cache.invalidate_all()
             for place, job in pods.objects.items():
                 self._places.learn(job, place[0])
-            self._places.complete = True
             changed.put_nowait("")
 
         def on_event(event: Document) -> None:
-            # An event before the first list is not needed: after that list, the reader looks at all jobs.
-            if self._places.complete and (job := _job_of(str(event["involvedObject"].get("name")))):
+            # While the pods are not listed, an event is not needed: after the list, the reader looks at all jobs.
+            if self._is_current() and (job := _job_of(str(event["involvedObject"].get("name")))):
                 changed.put_nowait(job)
 
         pods = Reflector(
@@ -203,7 +202,7 @@ class KubernetesCluster:
             while True:
                 yield await changed.get()
         finally:
-            self._places.complete, self._watched = False, None
+            self._watched = None
             await _cancel(tasks)
 
     async def ping(self) -> None:

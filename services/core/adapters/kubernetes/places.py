@@ -26,8 +26,6 @@ class Places:
         """By job; those learned last are the last."""
         self._forget_at = 2 * _KEPT
         """Number of places at which old ones are forgotten."""
-        self.complete = False
-        """True while a watch keeps the places of all pods current: then an unknown job has none."""
         self._without_pods: dict[str, set[str]] = {}
         """By namespace: jobs that had an owner and no pod when this namespace was listed."""
         self._unlisted: list[str] = []
@@ -66,11 +64,14 @@ class Places:
         if (namespace := self._namespaces.get(job)) in self._without_pods:
             self._without_pods[namespace].discard(job)
 
-    async def find(self, job: str, *, thorough: bool = False) -> str | None:
-        """The namespace; None if the job has nothing. ``thorough``: looks also for an owner without pods."""
-        known = self._namespaces.get(job)
-        if known is not None or (self.complete and not thorough):
-            return known
+    def learned(self, job: str) -> str | None:
+        """The namespace, if it has been learned. While a watch of the pods is current, any other job has no pod."""
+        return self._namespaces.get(job)
+
+    async def find(self, job: str) -> str | None:
+        """The namespace; None if the job has nothing. Lists pods and owners if it has not been learned."""
+        if (namespace := self._namespaces.get(job)) is not None:
+            return namespace
         for document in await self._everywhere(names.of_job(job, self._options.installation)):
             self.learn_from(document)
         return self._namespaces.get(job)

@@ -61,7 +61,7 @@ class Removal:
 
     async def stop(self, job: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
         await self._fences.supersede(job, attempt, term)  # first: a late call of an earlier term may come meanwhile
-        namespace = await self._places.find(job, thorough=True)
+        namespace = await self._places.find(job)
         if namespace is None:
             return
         wanted = StopMark(attempt=attempt, generation=generation, cause=cause, grace_ms=grace_ms, time=self._now_ms())
@@ -75,7 +75,7 @@ class Removal:
 
     async def teardown(self, job: str, *, attempt: int, term: int) -> None:
         await self._fences.seal(job, attempt, term)  # first: as above
-        namespace = await self._places.find(job, thorough=True)
+        namespace = await self._places.find(job)
         if namespace is None:
             return
         self._cancel_enforcing(job)
