@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.testbed.open_files import open_sockets
+
 _ACCEPTS = 0x10000
 """The flag of a listening socket in /proc/net/unix (``__SO_ACCEPTCON``)."""
 
 
 def listening_ports(pid: int) -> set[int]:
     """TCP ports on which the process listens, on any address."""
-    inodes, ports = _socket_inodes(pid), set[int]()
+    inodes, ports = open_sockets(pid), set[int]()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             columns = line.split()
@@ -21,22 +23,10 @@ def listening_ports(pid: int) -> set[int]:
 
 def abstract_sockets(pid: int) -> set[str]:
     """Names of the abstract sockets on which the process listens: any process of the machine may connect to them."""
-    inodes, names = _socket_inodes(pid), set[str]()
+    inodes, names = open_sockets(pid), set[str]()
     for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
         columns = line.split()
         listens = len(columns) == 8 and int(columns[3], 16) & _ACCEPTS
         if listens and columns[6] in inodes and columns[7].startswith("@"):
             names.add(columns[7])
     return names
-
-
-def _socket_inodes(pid: int) -> set[str]:
-    inodes: set[str] = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            target = str(entry.readlink())
-        except FileNotFoundError:  # closed since
-            continue
-        if target.startswith("socket:["):
-            inodes.add(target.removeprefix("socket:[").removesuffix("]"))
-    return inodes
