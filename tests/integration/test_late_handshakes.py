@@ -1,4 +1,4 @@
-"""A server of a busy machine that accepts a connection and answers its first bytes late is no server that is away."""
+"""A server that accepts a connection and sends its first bytes late, on a busy machine, does not count as down."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LATE_S = 0.6
 """Longer than all pauses between two tries to connect."""
 
 
-class Doorstep:
-    """A socket before a server. What connections send reaches the server once they are let in."""
+class DelayingProxy:
+    """A proxy on a Unix socket. It connects to its server when it is released; until then callers get no byte."""
 
     def __init__(self, upstream: str) -> None:
         self.address = free_address()
         self._upstream = upstream.removeprefix("unix:")
-        self._is_open = asyncio.Event()
+        self._released = asyncio.Event()
         self._connections = 0
 
     @asynccontextmanager
@@ -35,16 +35,16 @@ class Doorstep:
             yield
             await until(lambda: self._connections == 0)
 
-    async def let_in(self, call: Awaitable[object]) -> None:
-        """Begins the call, lets its connection wait, and returns when the call has succeeded."""
+    async def release_during(self, call: Awaitable[object]) -> None:
+        """Starts the call, delays its connection by ``LATE_S``, and returns when the call has succeeded."""
         calling, since = asyncio.ensure_future(call), time.monotonic()
         await until(lambda: calling.done() or time.monotonic() - since > LATE_S)
-        self._is_open.set()
+        self._released.set()
         await calling
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
-        await self._is_open.wait()
+        await self._released.wait()
         there, back = await asyncio.open_unix_connection(self._upstream)
         await asyncio.gather(_pump(reader, back), _pump(there, writer))
         self._connections -= 1
@@ -62,21 +62,21 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def test_call_of_a_service_waits_for_its_late_handshake() -> None:
     """On a busy machine the first call of a service failed after a tenth of a second: "it does not answer"."""
     address = free_address()
-    service, doorstep = Service("lcm", Address(address)), Doorstep(address)
+    service, proxy = Service("lcm", Address(address)), DelayingProxy(address)
     await service.start()
     try:
-        async with doorstep.serving():
-            await doorstep.let_in(nudge(doorstep.address, credential("worker", "lcm")))
+        async with proxy.serving():
+            await proxy.release_during(nudge(proxy.address, credential("worker", "lcm")))
     finally:
         await service.stop()
     assert len(service.nudged.heard) == 1
 
 
 async def test_call_of_etcd_waits_for_its_late_handshake(etcd: Etcd, etcd_prefix: str) -> None:
-    doorstep = Doorstep(etcd.address)
-    async with doorstep.serving():
-        store = EtcdStatusStore(doorstep.address, timeout_s=HANG_S, prefix=etcd_prefix)
+    proxy = DelayingProxy(etcd.address)
+    async with proxy.serving():
+        store = EtcdStatusStore(proxy.address, timeout_s=HANG_S, prefix=etcd_prefix)
         try:
-            await doorstep.let_in(store.put("/jobs/j1/attempt", "1"))
+            await proxy.release_during(store.put("/jobs/j1/attempt", "1"))
         finally:
             await store.close()

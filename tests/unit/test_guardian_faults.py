@@ -432,8 +432,8 @@ async def test_the_view_forgets_jobs_that_two_sweeps_did_not_find(plane: Control
     assert pool.service.view.announced("jstranger") == 0
 
 
-async def test_the_view_keeps_what_came_of_a_new_attempt_while_a_sweep_read_the_jobs(plane: ControlPlane) -> None:
-    """The sweep forgot it, and it did not come again: a Guardian that took the job over knew no report of it."""
+async def test_the_view_keeps_a_new_attempt_that_is_announced_while_a_sweep_reads_the_jobs(plane: ControlPlane) -> None:
+    """The sweep removed it, and the watch did not bring it again: a Guardian that took the job over had no report."""
     wire, has_come = Tripwire(when="after", what="act"), asyncio.Event()
     pool = await plane.start_pool(wire)
     await asyncio.sleep(1)
