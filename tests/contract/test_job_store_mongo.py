@@ -176,6 +176,22 @@ async def test_a_breaking_line_neither_loses_nor_doubles_writes(
     assert final.summary["count"] == final.rev - 1 >= 17
 
 
+async def test_writers_at_the_same_time_end_once_a_broken_line_works_again(
+    far: tuple[Proxy, MongoJobStore, MongoJobStore],
+) -> None:
+    # Where the server is no replica set, the driver's own retry of writes raised the error of the attempt before, took
+    # it for a new one and dropped all connections. With several writers, nothing was written any more.
+    line, store, near = far
+    jobs = [await store.insert(a_job()) for _ in range(8)]
+    line.cut()
+    refused = line.connections
+    writers = [asyncio.create_task(store.replace(job, replace(job, updated=NOW + 1))) for job in jobs]
+    await until(lambda: line.connections > refused)
+    line.mend()
+    written = await asyncio.gather(*writers)
+    assert [await near.get(job.id) for job in jobs] == written
+
+
 async def test_a_silent_server_is_unavailable_within_the_timeout(
     far: tuple[Proxy, MongoJobStore, MongoJobStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,8 @@ UNSURE: Final = (ConnectionFailure, ExecutionTimeout, WriteConcernError)
 """After these errors it is unknown whether a write took place and is durable."""
 _RETRY_AFTER_S: Final = 1.0
 _NAME: Final = "weft"
+_AWAY: Final = frozenset({6, 7, 89, 262, 9001})
+"""HostUnreachable, HostNotFound, NetworkTimeout, ExceededTimeLimit, SocketException: of the server behind a router."""
 _REFUSED: Final = frozenset({13, 18, 8000})
 """Unauthorized, AuthenticationFailed, AtlasError."""
 _DISK_FULL: Final = 14031
@@ -131,7 +133,10 @@ def connect(uri: str) -> Database:
                 journal=True,
                 readConcernLevel="majority",
                 readPreference="primary",
-                retryWrites=True,
+                # ``until_answered`` repeats writes. Where the server is no replica set, the driver's own retry raises
+                # the error of the attempt before while it holds a new connection. It takes that for a break of the
+                # connection and drops all others: with several writers none of them ever writes again.
+                retryWrites=False,
                 retryReads=True,
                 serverSelectionTimeoutMS=round(TIMEOUT_S * 1000),
                 appname=_NAME,
@@ -197,6 +202,8 @@ def _refusal(code: int | None, text: str) -> WeftError:
         return TooLarge(_LARGE)
     if code == _DISK_FULL:
         return NoSpace(f"MongoDB's disk is full: {text}")
+    if code in _AWAY:
+        return Unavailable(f"MongoDB does not answer: {text}", retry_after_s=_RETRY_AFTER_S)
     if code in _REFUSED:
         return Unavailable(f"MongoDB refuses the user of WEFT_JOB_STORE: {text}")
     return Internal(f"MongoDB: {text}")

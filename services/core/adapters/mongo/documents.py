@@ -1,10 +1,10 @@
 """Documents with a revision: inserted once, replaced by compare-and-set, with a certain outcome over lost replies.
 
 If a reply is lost, it is unknown whether the write took place. So each write carries an id of its own (``write``) and
-is sent again until there is a reply. An insert of an existing key, and a replace of an old revision, change nothing, so
-at most one of the copies takes effect, however late. The id then shows whose write it was. One case remains: our write
-took place, and another writer replaced it before we looked. It is reported as failed (StaleRevision, Duplicate);
-callers read again in any case.
+is sent again until there is a reply (``until_answered``; the driver repeats no writes). An insert of an existing key,
+and a replace of an old revision, change nothing, so at most one of the copies takes effect, however late. The id then
+shows whose write it was. One case remains: our write took place, and another writer replaced it before we looked. It is
+reported as failed (StaleRevision, Duplicate); callers read again in any case.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Documents:
                 if stored is None or stored.get("write") != document["write"]:
                     raise Duplicate(f"{_name(key)}, or a unique key of it, exists already") from error
 
-        await _until_answered(write)
+        await until_answered(write)
 
     async def replace(self, key: Mapping[str, Any], rev: int, document: Document) -> None:
         """Replaces the document if it is at ``rev``. Raises NotFound or StaleRevision."""
@@ -66,11 +66,22 @@ class Documents:
             if stored.get("write") != document["write"]:
                 raise StaleRevision(f"{_name(key)} is at revision {stored.get('rev')}, not {rev}")
 
-        await _until_answered(write)
+        await until_answered(write)
+
+    async def delete(self, key: Mapping[str, Any]) -> None:
+        """Deletes the document, if there is one."""
+
+        async def write() -> None:
+            await self.collection.delete_one(key)
+
+        await until_answered(write)
 
 
-async def _until_answered(write: Callable[[], Awaitable[None]]) -> None:
-    """Repeats the write while its outcome is unknown, within the time of one call; then raises Unavailable."""
+async def until_answered(write: Callable[[], Awaitable[None]]) -> None:
+    """Repeats the write while its outcome is unknown, within the time of one call; then raises Unavailable.
+
+    A repeated write must change nothing that the first has changed.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + TIMEOUT_S - _RETRY_S
     with translated():

@@ -23,7 +23,7 @@ from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import BulkWriteError
 
 from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
-from services.core.adapters.mongo.documents import Documents
+from services.core.adapters.mongo.documents import Documents, until_answered
 from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import MAX_TIME_MS, read_job
 from services.core.domain.errors import (
@@ -272,9 +272,11 @@ class MongoJobStore:
 
     async def delete(self, job_id: str) -> None:
         # In this order: a crash in between leaves a job that can be deleted again, not a history without its job.
-        with translated():
+        async def delete_history() -> None:
             await self._history.delete_many({"job": job_id})
-            await self._jobs.collection.delete_one({"_id": job_id})
+
+        await until_answered(delete_history)
+        await self._jobs.delete({"_id": job_id})
 
     async def append_history(self, job_id: str, tenant: str, events: Sequence[Event]) -> None:
         documents = [{"job": job_id, "seq": event.seq, "tenant": tenant, "event": dump(event)} for event in events]
@@ -283,10 +285,15 @@ class MongoJobStore:
         with translated():
             for document in documents:
                 check_size(document)  # of many documents at once the driver leaves this to the server
+
+        async def write() -> None:
             try:
-                await self._history.insert_many(documents, ordered=False)
+                # Copies: the driver adds an _id to each.
+                await self._history.insert_many([{**document} for document in documents], ordered=False)
             except BulkWriteError as error:
                 _ignore_duplicates(error)
+
+        await until_answered(write)
 
     async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
         with translated():

@@ -105,8 +105,7 @@ class MongoRecordStore:
         return sorted(str(group["_id"]) for group in groups)
 
     async def delete(self, kind: str, record_id: str) -> None:
-        with translated():
-            await self._records.collection.delete_one(_key(kind, record_id))
+        await self._records.delete(_key(kind, record_id))
 
     async def ping(self) -> None:
         with translated():
