@@ -5,19 +5,20 @@
 
 A folder has go.mod, go.sum and either a main package or ``tool`` lines in go.mod (one, or several for
 ``go_programs``). A file build.toml may set ``flags`` (arguments of ``go build``) and ``cgo``. Go keeps its files in the
-test bed's cache.
+test bed's cache: modules for good, compiled packages until all programs are built (``remove_compiled``).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,7 @@ SERVERS: Final = Path(__file__).with_name("go-servers")
 """The folder of the pinned modules that several tests use."""
 _PINNED: Final = frozenset({".go", ".mod", ".sum", ".toml"})
 _SAY_EVERY_S: Final = 20.0
+_COMPILED: Final = "go-build"
 
 
 def go_build(name: str, folder: Path, say: Say) -> Path:
@@ -48,6 +50,21 @@ def go_programs(name: str, folder: Path, say: Say) -> Path:
     return built(name, _pins(folder), build) / "bin"
 
 
+def remove_compiled() -> None:
+    """Removes compiled packages, several GB that only further builds would use. Does nothing while one runs."""
+    with suppress(BlockingIOError), compiled_packages(fcntl.LOCK_EX | fcntl.LOCK_NB):
+        shutil.rmtree(cache() / _COMPILED, ignore_errors=True)
+
+
+@contextmanager
+def compiled_packages(how: int = fcntl.LOCK_SH) -> Generator[None]:
+    """Nobody removes them within the block. Raises BlockingIOError if ``how`` says not to wait."""
+    cache().mkdir(parents=True, exist_ok=True)
+    with (cache() / f"{_COMPILED}.lock").open("w") as lock:
+        fcntl.flock(lock, how)
+        yield
+
+
 def _pins(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in _PINNED)
 
@@ -56,8 +73,6 @@ def _build(name: str, folder: Path, target: Path, say: Say) -> None:
     """``target``: the binary, or an existing folder for several."""
     say(f"building {name} with Go (once for this machine; up to some minutes)")
     began = time.monotonic()
-    for kept in ("go", "go-build"):
-        (cache() / kept).mkdir(exist_ok=True)
     # In a copy, because the build writes into its folder.
     source = target.parent / "source"
     shutil.copytree(folder, source)
@@ -66,7 +81,7 @@ def _build(name: str, folder: Path, target: Path, say: Say) -> None:
         "CGO_ENABLED": "1" if options.get("cgo") else "0",
         "GOFLAGS": "-mod=readonly -trimpath -modcacherw",
         "GOPATH": str(cache() / "go"),
-        "GOCACHE": str(cache() / "go-build"),
+        "GOCACHE": str(cache() / _COMPILED),
         # Only the Go of .venv, and no surrounding workspace.
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
@@ -75,15 +90,18 @@ def _build(name: str, folder: Path, target: Path, say: Say) -> None:
     main = "." if any(source.glob("*.go")) else "tool"
     flags = ["-ldflags=-s -w", *options.get("flags", ())]
     # The names of the packages, as they are compiled, show how far it has got.
-    with subprocess.Popen(
-        [go, "build", "-v", *flags, "-o", target, main],
-        cwd=source,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    ) as process:
+    with (
+        compiled_packages(),
+        subprocess.Popen(
+            [go, "build", "-v", *flags, "-o", target, main],
+            cwd=source,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
         output = _follow(process, name, say)
     if process.returncode:
         raise RuntimeError(f"go build of {name} failed:\n{output[-4000:]}")

@@ -24,7 +24,7 @@ from tests.helm.crds import definitions
 from tests.helm.installation import helm_program
 from tests.testbed.browser import build_dashboard
 from tests.testbed.docker.base import base_archive
-from tests.testbed.go import SERVERS, go_build
+from tests.testbed.go import SERVERS, go_build, remove_compiled
 from tests.testbed.kubernetes import programs
 from tests.testbed.mongo import mongo_build
 
@@ -86,6 +86,7 @@ def main() -> None:
         error = built.exception()
         if error is not None:
             _say(f"{name} could not be built: {error}")
+    remove_compiled()
     if sys.argv[1:]:
         os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the tests
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.built import built, need_debian, no_service_starts
+from tests.testbed.built import built, cache, need_debian, no_service_starts
+from tests.testbed.go import compiled_packages, remove_compiled
 from tests.testbed.mongo import at_database
 from tests.waiting import HANG_S
 
@@ -59,6 +60,18 @@ def test_what_a_killed_build_left_stayed_on_the_disk(pin: Path) -> None:
     assert built("mongo", [pin], lambda folder: (folder / "whole").touch()) == place
     assert not left.exists()
     assert (place.parent / ".mongo-jars-ab_12xyz").exists()
+
+
+@pytest.mark.usefixtures("pin")
+def test_compiled_packages_stay_while_a_program_is_built_and_go_afterwards() -> None:
+    package = cache() / "go-build" / "package"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    with compiled_packages(), compiled_packages():
+        remove_compiled()
+        assert package.exists()
+    remove_compiled()
+    assert not package.exists()
 
 
 def test_policy_of_a_killed_installation_was_taken_for_the_machines(tmp_path: Path) -> None:
