@@ -307,8 +307,11 @@ def _end(
         return _stopped_before(own_mark)
     if terminated is not None:
         time = _time_ms(terminated.get("finishedAt")) or context.now
-        if reasons.could_not_run(terminated) is not None:
+        unstarted = reasons.could_not_run(terminated)
+        if unstarted is not None and unstarted.final:
             return Exit(time=time, code=int(terminated.get("exitCode", 128)))
+        if unstarted is not None:
+            return Exit(time=time, lost=True)
         if by_cluster is not None:
             return _ended_by(by_cluster, time)
         if terminated.get("reason") in _NOT_OBSERVED:

@@ -104,12 +104,33 @@ _WAITING: Final[Mapping[str, PodReason]] = {
     "RegistryUnavailable": PodReason.IMAGE_PULL_FAILED,
     "SignatureValidationFailed": PodReason.IMAGE_PULL_FAILED,
     "CreateContainerConfigError": PodReason.CONFIG_MISSING,
-    "CreateContainerError": PodReason.IMAGE_UNUSABLE,
-    "RunContainerError": PodReason.IMAGE_UNUSABLE,
-    "StartError": PodReason.IMAGE_UNUSABLE,
-    "ContainerCannotRun": PodReason.IMAGE_UNUSABLE,
 }
-"""Reason of a container that waits, or that could not be started -> ours."""
+"""Reason of a container that waits -> ours."""
+_STARTS: Final = frozenset({"CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun"})
+"""Reasons of a container that could not be created or started. Only its text says whether the image is the cause."""
+_OF_IMAGE: Final = re.compile(
+    # runc, with the quotes of a log or not; then crun, then gVisor.
+    r'exec:? (?:\\*"[^"]+":|/[^:]+:|user process caused:?) \\*"?(?:stat [^:]+: )?'
+    r"(?:executable file not found|no such file or directory|permission denied|is a directory|not a directory)"
+    r"|executable file \S+ not found|open executable: permission denied|error finding executable"
+    r"|exec format error|no command specified"
+    # The image's WORKDIR. That "/" cannot be entered is no fault of an image.
+    r"|chdir to (?:cwd \()?\W*/\w.{0,300}?(?:permission denied|no such file or directory|not a directory)"
+    # A file of the image is where a folder is mounted.
+    r"|(?:to rootfs at|mount ?point for) .{0,400}not a directory"
+    r"|unable to find (?:user|group)|no users found|no matching entries in (?:passwd|group)|invalid USER value"
+    r"|runAsNonRoot|image will run as root|breaks non-root policy",
+    re.IGNORECASE,
+)
+"""In the text of a container that was not started because of its image."""
+_OF_RUNTIME: Final = re.compile(
+    r"unable to retrieve OCI runtime error|failed to start shim|fork/exec|running (?:\w+ )?hook"
+    r'|exec: \\*"(?:[^"]*/)?(?:runc|crun|runsc|kata-runtime|nvidia-[\w.-]+|containerd-shim[\w.-]*)\\*"',
+    re.IGNORECASE,
+)
+"""In a text about a program of the node, e.g. NVIDIA's runtime. Its words are otherwise those about the image's."""
+_REQUIREMENT: Final = "nvidia-container-cli: requirement error"
+"""The image needs a newer driver than the node's. It says so in a hook of the runtime."""
 _EVENTS: Final[Mapping[str, PodReason]] = {
     "FailedMount": PodReason.MOUNT_FAILED,
     "FailedAttachVolume": PodReason.MOUNT_FAILED,
@@ -160,9 +181,9 @@ def not_started(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()
             return None
     for container in _containers(status):
         waiting = container.get("state", {}).get("waiting") or {}
-        reason = _WAITING.get(str(waiting.get("reason")))
+        text = str(waiting.get("message") or waiting.get("reason"))
+        reason = _reason_of_container(str(waiting.get("reason")), text)
         if reason is not None:
-            text = str(waiting.get("message") or waiting["reason"])
             if waiting["reason"] == "ImagePullBackOff":
                 text = _pull_error(text, container)
             is_final = _is_final(reason, str(waiting["reason"]), text)
@@ -193,9 +214,18 @@ def _of_eviction(text: str) -> PodReason:
 
 
 def could_not_run(terminated: Mapping[str, Any]) -> Problem | None:
-    """Why a container ended without ever having run; None: it ran."""
-    reason = _WAITING.get(str(terminated.get("reason")))
-    return Problem(reason, str(terminated.get("message", "")), final=True) if reason is not None else None
+    """Why a container ended without ever having run; None: it ran. Final if the image is the cause, not the node."""
+    text = str(terminated.get("message", ""))
+    reason = _reason_of_container(str(terminated.get("reason")), text)
+    return Problem(reason, text, final=reason is PodReason.IMAGE_UNUSABLE) if reason is not None else None
+
+
+def _reason_of_container(name: str, text: str) -> PodReason | None:
+    """Our reason for one of the kubelet's, which stands in a container's state with this text; None: not a problem."""
+    if name not in _STARTS:
+        return _WAITING.get(name)
+    is_of_image = _OF_IMAGE.search(text) and not _OF_RUNTIME.search(text)
+    return PodReason.IMAGE_UNUSABLE if is_of_image or _REQUIREMENT in text else PodReason.SANDBOX_FAILED
 
 
 def _containers(status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
