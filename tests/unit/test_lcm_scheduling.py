@@ -183,6 +183,46 @@ def test_devices_of_a_job_that_holds_them_are_given_to_no_other() -> None:
     assert place(held, [none]) is None
 
 
+def with_slots(**slots: int | None) -> list[Free]:
+    """Nodes of these names that may have so many more learners."""
+    return all_free([Node(name=name, cpus=64, memory=64 * GB, gpus=0, slots=more) for name, more in slots.items()])
+
+
+def test_a_node_gets_no_more_learners_than_it_has_pod_slots() -> None:
+    """Learners were pinned to a node with 110 pods, where the scheduler found "Too many pods" until the job failed."""
+    free = with_slots(a=0, b=1, c=2)
+    assert place(gang("a", learners=3), free) == {"worker-0": "b", "worker-1": "c", "worker-2": "c"}
+    assert place(gang("a", learners=4), free) is None
+    assert fits_as_placed(free, gang("a"), {"worker-0": "b"})
+    assert not fits_as_placed(free, gang("a", learners=2), {"worker-0": "b", "worker-1": "b"})
+    assert place(gang("a", learners=4), with_slots(a=0, b=None)) is not None
+
+
+def test_learners_that_are_there_take_slots_of_their_node_whatever_their_size() -> None:
+    held = gang("a", learners=2)
+    (left,) = subtract(with_slots(a=2), pieces(held, {"worker-0": "a", "worker-1": "a"}))
+    assert left.slots == 0
+    assert place(gang("b", resources={"cpus": 0.1, "memory": "1MiB"}), [left]) is None
+    (unbounded,) = subtract(with_slots(a=None), pieces(held, {"worker-0": "a", "worker-1": "a"}))
+    assert unbounded.slots is None
+
+
+def test_a_job_that_waits_for_a_pod_slot_says_so() -> None:
+    capacity = with_slots(a=1)
+    (first, second) = decide([waiting("a"), waiting("b")], free=capacity, capacity=capacity, now=0)
+    assert first.placement is not None
+    assert second.pending_reason == "WaitingForCapacity"
+    assert second.message.endswith("1 pod slot (0 free); it starts when enough is free")
+
+
+def test_a_gang_of_more_pods_than_all_nodes_may_have_says_so_and_blocks_no_other() -> None:
+    capacity = with_slots(a=2)
+    huge, small = decide([waiting("huge", learners=3), waiting("small")], free=capacity, capacity=capacity, now=0)
+    assert huge.pending_reason == "TooLargeForCluster"
+    assert "3 pod slots (2 in all)" in huge.message
+    assert small.placement == {"worker-0": "a"}
+
+
 def test_ten_tenths_of_a_gpu_fit_on_one_gpu() -> None:
     wanted = gang("a", learners=10, resources={"gpus": 0.1, "cpus": 0.1, "memory": "1MiB"})
     assert place(wanted, [Free("n", 1, GB, 1)]) is not None

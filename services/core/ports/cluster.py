@@ -39,6 +39,8 @@ class Node:
     """Model of the GPUs, e.g. v100; empty: unknown or none."""
     devices: Devices = ()
     """Beside GPUs: those that the operator lets learners have."""
+    slots: int | None = None
+    """How many learners it can have at most, whatever they need; None: there is no such bound."""
     ready: bool = True
     """False: no learners can be placed on it now."""
     pressure: str = ""

@@ -58,6 +58,8 @@ class Free:
     gpu_type: str = ""
     devices: Devices = ()
     """Beside GPUs. A count may be negative."""
+    slots: int | None = None
+    """How many more learners it may have, whatever they need; None: there is no such bound. May be negative."""
 
     def fits(self, size: Size, gpu_type: str | None) -> bool:
         """True if a learner of this size, which may need GPUs of one type, fits here."""
@@ -68,16 +70,18 @@ class Free:
             and self.memory >= size.memory
             and self.gpus + _EPSILON >= size.gpus
             and (not size.devices or _has(self.devices, size.devices))
+            and (self.slots is None or self.slots > 0)
         )
 
     def minus(self, size: Size) -> Free:
-        """This node with ``size`` taken from it; may become negative."""
+        """This node with a learner of ``size`` taken from it; may become negative."""
         return replace(
             self,
             cpus=self.cpus - size.cpus,
             memory=self.memory - size.memory,
             gpus=self.gpus - size.gpus,
             devices=joined(self.devices, tuple((name, -count) for name, count in size.devices)),
+            slots=None if self.slots is None else self.slots - 1,
         )
 
 
@@ -96,7 +100,9 @@ Placed = tuple[Gang, Mapping[str, str]]
 def all_free(nodes: Iterable[Node]) -> list[Free]:
     """The resources of the ready nodes, as if nothing ran on them."""
     return [
-        Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type, node.devices) for node in nodes if node.ready
+        Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type, node.devices, node.slots)
+        for node in nodes
+        if node.ready
     ]
 
 
@@ -193,9 +199,12 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     ]
     parts = parts if needed[0] else parts[1:]
     parts += [f"{count} {name} ({present.get(name, 0)} free)" for name, count in devices]
+    slots = _slots(free)
+    short_of_slots = slots is not None and slots < len(sizes)
+    parts += [f"{_counted(len(sizes), 'pod slot')} ({slots} free)"] if short_of_slots else []
     text = ("its learner needs " if len(sizes) == 1 else f"its {len(sizes)} learners need ") + ", ".join(parts)
     enough = all(has + _EPSILON >= need for has, need in zip(there, needed, strict=True))
-    enough = enough and all(present.get(name, 0) >= count for name, count in devices)
+    enough = enough and all(present.get(name, 0) >= count for name, count in devices) and not short_of_slots
     return text + (", not on nodes that could each take a whole learner" if enough else "")
 
 
@@ -240,6 +249,12 @@ def _totals(amounts: Sequence[Size] | Sequence[Free]) -> tuple[float, float, flo
         sum(amount.cpus for amount in amounts),
         sum(amount.memory for amount in amounts) / 1e9,
     )
+
+
+def _slots(free: Sequence[Free]) -> int | None:
+    """How many learners all nodes together may have beside those that are there; None: there is no bound."""
+    bounds = [node.slots for node in free]
+    return None if None in bounds else sum(max(0, slots) for slots in bounds if slots is not None)
 
 
 def _devices(amounts: Sequence[Size] | Sequence[Free]) -> Devices:

@@ -1,7 +1,7 @@
 """Nodes and the pods of others -> the capacity for learners: pure.
 
-Pods of others, and of Guardians, reduce the capacity of their node. This installation's learners do not, because the
-dispatcher computes what is free from unreleased admissions.
+Pods of others, and of Guardians, reduce the capacity of their node, also the number of pods that it may have. This
+installation's learners do not, because the dispatcher computes what is free from unreleased admissions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def parse_quantity(text: object) -> float:
 
 
 def usage(pod: Document, options: KubernetesOptions) -> Usage | None:
-    """What a pod takes of its node's capacity; None for learners of this installation, and if it takes nothing."""
+    """What a pod takes of its node; None for learners of this installation, and for a pod that has ended.
+
+    A pod without requests takes a pod slot.
+    """
     node = pod["spec"].get("nodeName")
     phase = (pod.get("status") or {}).get("phase")
     own = (names.label(pod, names.MANAGED_BY), names.label(pod, names.INSTANCE)) == (names.WEFT, options.installation)
@@ -61,10 +64,13 @@ def usage(pod: Document, options: KubernetesOptions) -> Usage | None:
 
 
 def _requested(spec: Document, resource: str) -> float:
-    """As the scheduler counts: all containers and sidecars together, or the largest step of the start-up."""
+    """As the scheduler counts: all containers and sidecars together, or the largest step of the start-up.
 
-    def of(container: Document) -> float:
-        resources = container.get("resources") or {}
+    A request of the pod itself takes the place of both. It is no smaller, or the API server refuses the pod.
+    """
+
+    def of(container_or_pod: Document) -> float:
+        resources = container_or_pod.get("resources") or {}
         return parse_quantity((resources.get("requests") or {}).get(resource, "0"))
 
     sidecars = largest = 0.0
@@ -74,7 +80,7 @@ def _requested(spec: Document, resource: str) -> float:
         largest = max(largest, sidecars + (0 if container.get("restartPolicy") == "Always" else of(container)))
     together = sidecars + sum(of(container) for container in spec["containers"])
     overhead = parse_quantity((spec.get("overhead") or {}).get(resource, "0"))
-    return max(together, largest) + overhead
+    return max(together, largest, of(spec)) + overhead
 
 
 def is_lost(node: Document) -> bool:
@@ -102,6 +108,7 @@ def _node(node: Document, taken: Iterable[Usage], options: KubernetesOptions) ->
     devices = {name: int(parse_quantity(room.get(name, "0"))) for name in options.devices}
     for name, count in (held for entry in taken for held in entry.devices):
         devices[name] = max(0, devices[name] - count)
+    pods = room.get("pods")
     pressure = "; ".join(text for kind, text in _PRESSURES.items() if conditions.get(kind) == "True")
     return Node(
         name=node["metadata"]["name"],
@@ -110,6 +117,7 @@ def _node(node: Document, taken: Iterable[Usage], options: KubernetesOptions) ->
         gpus=max(0, int(gpus)),
         gpu_type=str(labels.get(options.gpu_label, "")),
         devices=as_devices(devices),
+        slots=max(0, int(parse_quantity(pods)) - len(taken)) if pods is not None else None,
         ready=conditions.get("Ready") == "True" and not _refuses(node, options),
         pressure=pressure,
         labels={**labels, ISOLATION_LABEL: "pod"},
