@@ -43,6 +43,7 @@ OF_IMAGE: Final = [
     "container create failed: open executable: Permission denied",
     f'{TASK}creating container: error finding executable "sh" in PATH [/usr/bin /bin]: no such file or directory',
     f'{INIT}chdir to cwd ("/home/nonroot") set in config.json failed: permission denied',
+    f"{TASK}Cwd must be an absolute path: unknown",
     f"{TASK}crun: chdir to `/root`: Permission denied: unknown",
     (
         f'{INIT}error mounting "/var/lib/kubelet/pods/u/volume-subpaths/job/learner/3" to '
@@ -56,6 +57,18 @@ OF_IMAGE: Final = [
         f"{HOOK}requirement error: unsatisfied condition: cuda>=12.4, please update your driver to a newer version, or "
         "use an earlier cuda container: unknown"
     ),
+]
+OF_MEMORY: Final = [
+    f"{RUNC}container init was OOM-killed (memory limit too low?): unknown",
+    (
+        f"{INIT}error setting cgroup config for procHooks process: unable to set memory limit to 4194304 (current "
+        "usage: 5132288, peak usage: 5132288): unknown"
+    ),
+    (
+        f"{INIT}setting cgroup config for procHooks process caused: failed to write 4194304: write /sys/fs/cgroup/"
+        "memory/kubepods/u/memory.limit_in_bytes: device or resource busy: unknown"
+    ),
+    "set memory limit 4194304 too low; should be at least 12582912",
 ]
 OF_NODE: Final = [
     f"{HOOK}initialization error: nvml error: driver not loaded: unknown",
@@ -112,6 +125,15 @@ def test_job_whose_image_cannot_be_started_has_failed_by_its_own_fault(text: str
     process = observe(pod(RUNNING, ended(128, text, "StartError"), phase="Failed"), Context(now=NOW))
     assert (process.reason, process.started, process.exit) == ("ImageUnusable", None, Exit(time=ENDED_MS, code=128))
     assert process.message.endswith(reasons.ADVICE[reasons.PodReason.IMAGE_UNUSABLE])
+
+
+@pytest.mark.parametrize("text", OF_MEMORY)
+def test_job_with_too_little_memory_for_a_container_is_not_tried_again_for_ever(text: str) -> None:
+    process = observe(pod(RUNNING, ended(128, text, "StartError"), phase="Failed"), Context(now=NOW))
+    assert (process.reason, process.exit) == ("OOMKilled", Exit(time=ENDED_MS, code=128, oom=True))
+    assert process.message.endswith("raise resources.memory: a container cannot even start in so little")
+    waiting = observe(starting("CreateContainerError", text), Context(now=NOW))
+    assert (waiting.blocked, waiting.blocked_for_good) == ("OOMKilled", True)
 
 
 @pytest.mark.parametrize("reason", ["StartError", "ContainerCannotRun"])

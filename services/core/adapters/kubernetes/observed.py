@@ -309,7 +309,8 @@ def _end(
         time = _time_ms(terminated.get("finishedAt")) or context.now
         unstarted = reasons.could_not_run(terminated)
         if unstarted is not None and unstarted.final:
-            return Exit(time=time, code=int(terminated.get("exitCode", 128)))
+            oom = unstarted.reason is reasons.PodReason.OUT_OF_MEMORY
+            return Exit(time=time, code=int(terminated.get("exitCode", 128)), oom=oom)
         if unstarted is not None:
             return Exit(time=time, lost=True)
         if by_cluster is not None:

@@ -24,6 +24,7 @@ class PodReason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     IMAGE_UNUSABLE = "ImageUnusable"
+    OUT_OF_MEMORY = "OOMKilled"
     CONFIG_MISSING = "ConfigMissing"
     MOUNT_FAILED = "MountFailed"
     SANDBOX_FAILED = "SandboxFailed"
@@ -40,6 +41,7 @@ ADVICE: Final[Mapping[PodReason, str]] = {
     PodReason.UNSCHEDULABLE: "wait until other pods end, ask for less, or have nodes added",
     PodReason.IMAGE_PULL_FAILED: "check the image's name and tag, and that the nodes may pull it",
     PodReason.IMAGE_UNUSABLE: "the image needs /bin/sh, coreutils or busybox, and must run as any user",
+    PodReason.OUT_OF_MEMORY: "raise resources.memory: a container cannot even start in so little",
     PodReason.CONFIG_MISSING: "submit the job again; tell the operator if it happens twice",
     PodReason.MOUNT_FAILED: "tell the operator: a volume cannot be mounted on that node",
     PodReason.SANDBOX_FAILED: "tell the operator: the node cannot start containers or give them a network",
@@ -107,7 +109,13 @@ _WAITING: Final[Mapping[str, PodReason]] = {
 }
 """Reason of a container that waits -> ours."""
 _STARTS: Final = frozenset({"CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun"})
-"""Reasons of a container that could not be created or started. Only its text says whether the image is the cause."""
+"""Reasons of a container that could not be created or started. Only its text says whether the job is the cause."""
+_OF_MEMORY: Final = re.compile(
+    r"memory limit .{0,40}too low|unable to set memory limit|init was OOM-killed"
+    r"|memory\.(?:max|limit_in_bytes|memsw\.limit_in_bytes): device or resource busy",
+    re.IGNORECASE,
+)
+"""In the text of a container that needs more memory to start than the job gives it."""
 _OF_IMAGE: Final = re.compile(
     # runc, with the quotes of a log or not; then crun, then gVisor.
     r'exec:? (?:\\*"[^"]+":|/[^:]+:|user process caused:?) \\*"?(?:stat [^:]+: )?'
@@ -115,9 +123,10 @@ _OF_IMAGE: Final = re.compile(
     r"|executable file \S+ not found|open executable: permission denied|error finding executable"
     r"|exec format error|no command specified"
     # The image's WORKDIR. That "/" cannot be entered is no fault of an image.
+    r"|cwd must be an absolute path"
     r"|chdir to (?:cwd \()?\W*/\w.{0,300}?(?:permission denied|no such file or directory|not a directory)"
     # A file of the image is where a folder is mounted.
-    r"|(?:to rootfs at|mount ?point for) .{0,400}not a directory"
+    r"|(?:to rootfs at|mount ?point for) .{0,400}(?:not a directory|must be mounted on ordinary directory)"
     r"|unable to find (?:user|group)|no users found|no matching entries in (?:passwd|group)|invalid USER value"
     r"|runAsNonRoot|image will run as root|breaks non-root policy",
     re.IGNORECASE,
@@ -214,16 +223,18 @@ def _of_eviction(text: str) -> PodReason:
 
 
 def could_not_run(terminated: Mapping[str, Any]) -> Problem | None:
-    """Why a container ended without ever having run; None: it ran. Final if the image is the cause, not the node."""
+    """Why a container ended without ever having run; None: it ran. Final if the job is the cause, not the node."""
     text = str(terminated.get("message", ""))
     reason = _reason_of_container(str(terminated.get("reason")), text)
-    return Problem(reason, text, final=reason is PodReason.IMAGE_UNUSABLE) if reason is not None else None
+    return Problem(reason, text, final=reason is not PodReason.SANDBOX_FAILED) if reason is not None else None
 
 
 def _reason_of_container(name: str, text: str) -> PodReason | None:
     """Our reason for one of the kubelet's, which stands in a container's state with this text; None: not a problem."""
     if name not in _STARTS:
         return _WAITING.get(name)
+    if _OF_MEMORY.search(text):
+        return PodReason.OUT_OF_MEMORY
     is_of_image = _OF_IMAGE.search(text) and not _OF_RUNTIME.search(text)
     return PodReason.IMAGE_UNUSABLE if is_of_image or _REQUIREMENT in text else PodReason.SANDBOX_FAILED
 
@@ -243,7 +254,7 @@ def _is_final(reason: PodReason, waiting: str, text: str) -> bool:
         return True
     if reason is PodReason.IMAGE_PULL_FAILED:
         return _NEVER_PULLED.search(text) is not None
-    return reason is PodReason.IMAGE_UNUSABLE
+    return reason in {PodReason.IMAGE_UNUSABLE, PodReason.OUT_OF_MEMORY}
 
 
 def _event_problem(events: Sequence[Mapping[str, Any]]) -> Problem | None:
