@@ -6,8 +6,8 @@ Names are sorted, times fixed, and of a file's mode only "executable" is kept.
 What goes in: every file of the folder but those that are ignored by, in rising precedence, the built-in list,
 .gitignore files, .weftignore files (each holds for its own folder and below, and the deeper wins). Patterns are
 gitignore's. In one point .weftignore is stronger than git: `!data/train.csv` takes a file back in although .gitignore
-leaves out the whole folder. What `weft download` wrote is ignored, too, unless it was changed since or is a job's code;
-only a .weftignore takes it back.
+leaves out the whole folder. What `weft download` wrote is ignored, too, and only a .weftignore takes it back. That does
+not hold for files that were changed since, and for a job's code if it was downloaded into the very folder that is sent.
 
 What a link points to is stored in its place, as long as it lies in the folder; a link that leaves it is refused: the
 archive would hold what its owner does not see, or miss what the code needs.
@@ -28,7 +28,7 @@ from typing import Final, Self
 
 from pathspec import GitIgnoreSpec
 
-from weft._download_record import unchanged_results
+from weft._download_record import unchanged_downloads
 from weft._errors import InvalidArchive
 
 # Made by tools, or by running the code: never the code itself. `!name` in .weftignore takes one back.
@@ -295,13 +295,14 @@ class _LeftOut:
     skipped: list[str] = field(default_factory=list)
     private: list[str] = field(default_factory=list)
     downloads: set[PurePosixPath] = field(default_factory=set)
-    """Files that `weft download` wrote, of the folders so far: unchanged, and no code."""
+    """Files that `weft download` wrote and that are unchanged, of the folders so far; no code of the outermost."""
 
 
 def _walk(root: Path, place: _Place, rules: _Rules, left_out: _LeftOut) -> Iterator[CodeFile]:
     """Files below a folder."""
     rules = rules.within(root, place.path)
-    left_out.downloads |= {place.path / name for name in unchanged_results(root / place.path)}
+    downloads = unchanged_downloads(root / place.path, code=len(place.open) > 1)
+    left_out.downloads |= {place.path / name for name in downloads}
     try:
         entries = sorted(os.scandir(root / place.path), key=lambda entry: entry.name)
     except OSError as failed:

@@ -58,10 +58,10 @@ class DownloadRecord:
         return _unchanged(target, self._entries.get(self._path(target), []))
 
 
-def unchanged_results(folder: Path) -> frozenset[str]:
-    """Paths below the folder of the files that were downloaded into it and not changed since, but no files of code.
+def unchanged_downloads(folder: Path, *, code: bool) -> frozenset[str]:
+    """Paths below the folder of the files that were downloaded into it and not changed since.
 
-    The files of a job's code are recorded with the ETag of the archive that held them.
+    code: also files of a job's code. They are recorded with the ETag of the archive that held them.
     """
     entries = _read(folder / NAME)
     archives = {etag for etag, _size, _mtime_ns in entries.get(CODE_ARCHIVE, ())}
@@ -72,7 +72,7 @@ def unchanged_results(folder: Path) -> frozenset[str]:
     return frozenset(
         path
         for path, versions in entries.items()
-        if any(not is_code(path, entry[0]) for entry in _unchanged(folder / path, versions))
+        if any(code or not is_code(path, entry[0]) for entry in _unchanged(folder / path, versions))
     )
 
 

@@ -266,6 +266,14 @@ def test_code_that_was_downloaded_is_sent_changed_or_not(tmp_path: Path) -> None
     assert (paths(root), list_code(root).private) == (["pkg/a.py", "train.py", "weft.yaml"], ("model.bin",))
 
 
+def test_code_that_was_downloaded_into_a_folder_of_the_code_is_left_out(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train.py": ""})
+    download_code(root / "other", {"train.py": "print(1)"})
+    assert (paths(root), list_code(root).private) == (["train.py"], ("other/train.py",))
+    (root / ".weftignore").write_text("!other/*.py\n")
+    assert paths(root) == ["other/train.py", "train.py"]
+
+
 def test_a_folder_with_nothing_but_downloads_says_why_it_has_no_code(tmp_path: Path) -> None:
     root = download(tmp_path, dict.fromkeys(("a", "b", "c", "d", "e"), "x"))
     with pytest.raises(InvalidArchive) as refused:
