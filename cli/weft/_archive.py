@@ -6,7 +6,8 @@ Names are sorted, times fixed, and of a file's mode only "executable" is kept.
 What goes in: every file of the folder but those that are ignored by, in rising precedence, the built-in list,
 .gitignore files, .weftignore files (each holds for its own folder and below, and the deeper wins). Patterns are
 gitignore's. In one point .weftignore is stronger than git: `!data/train.csv` takes a file back in although .gitignore
-leaves out the whole folder.
+leaves out the whole folder. What `weft download` wrote is ignored, too, and only a .weftignore takes it back. That does
+not hold for files that were changed since, and for a job's code if it was downloaded into the very folder that is sent.
 
 What a link points to is stored in its place, as long as it lies in the folder; a link that leaves it is refused: the
 archive would hold what its owner does not see, or miss what the code needs.
@@ -27,7 +28,7 @@ from typing import Final, Self
 
 from pathspec import GitIgnoreSpec
 
-from weft._download_record import downloaded
+from weft._download_record import unchanged_downloads
 from weft._errors import InvalidArchive
 
 # Made by tools, or by running the code: never the code itself. `!name` in .weftignore takes one back.
@@ -74,6 +75,7 @@ PRIVATE: Final = (
 )
 _FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the first that a zip can say
 _CHUNK: Final = 1 << 20
+_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,19 @@ def list_code(folder: Path) -> Listing:
     left_out = _LeftOut()
     files = sorted(_walk(root, _Place(PurePosixPath(), (root,)), _Rules(), left_out), key=lambda file: file.path)
     if not files:
-        raise InvalidArchive(f"{folder} holds no file to upload: look into its .weftignore and .gitignore")
+        raise _nothing_to_upload(folder, left_out)
     return Listing(tuple(files), tuple(left_out.skipped), tuple(left_out.private))
+
+
+def _nothing_to_upload(folder: Path, left_out: _LeftOut) -> InvalidArchive:
+    downloads = [path for path in left_out.private if PurePosixPath(path) in left_out.downloads]
+    if downloads:
+        shown = ", ".join(downloads[:_SHOWN]) + (f" and {len(downloads) - _SHOWN} more" if downloads[_SHOWN:] else "")
+        return InvalidArchive(
+            f"{folder} holds no file to upload: `weft download` wrote {shown}, and downloads are left out; "
+            "`!NAME` in .weftignore sends one"
+        )
+    return InvalidArchive(f"{folder} holds no file to upload: look into its .weftignore and .gitignore")
 
 
 def make_archive(code: Path, listing: Listing | None = None) -> Archive:
@@ -147,6 +160,18 @@ def make_archive(code: Path, listing: Listing | None = None) -> Archive:
     if code.is_file():
         return _given_zip(code)
     listing = listing or list_code(code)
+    place = "a folder for temporary files"
+    try:
+        place = tempfile.gettempdir()
+        return _temporary_zip(listing)
+    except OSError as failed:  # of writing: what cannot be read of the code is InvalidArchive already
+        raise InvalidArchive(
+            f"the archive of {code} cannot be written to {place} ({failed.strerror}); "
+            "make room there, or name another folder in TMPDIR"
+        ) from None
+
+
+def _temporary_zip(listing: Listing) -> Archive:
     handle, name = tempfile.mkstemp(prefix="weft-code-", suffix=".zip")
     path = Path(name)
     with ExitStack() as on_failure:
@@ -175,10 +200,17 @@ def _add(zipped: zipfile.ZipFile, file: CodeFile) -> None:
     entry.create_system = 3  # Unix, wherever it is made
     entry.external_attr = (stat.S_IFREG | (0o755 if file.executable else 0o644)) << 16
     entry.file_size = file.size  # lets the zip decide on its large form before it begins
+    with zipped.open(entry, "w") as target:
+        for chunk in _chunks(file):
+            target.write(chunk)
+
+
+def _chunks(file: CodeFile) -> Iterator[bytes]:
+    """The content of a file. An error of reading is InvalidArchive, which names the file."""
     try:
-        with file.source.open("rb") as source, zipped.open(entry, "w") as target:
+        with file.source.open("rb") as source:
             while chunk := source.read(_CHUNK):
-                target.write(chunk)
+                yield chunk
     except OSError as failed:
         raise _unreadable(PurePosixPath(file.path), failed) from None
 
@@ -211,12 +243,12 @@ class _Rules:
             inside_ignored=self.inside_ignored,
         )
 
-    def ignores(self, path: PurePosixPath, *, folder: bool) -> bool:
+    def ignores(self, path: PurePosixPath, *, folder: bool, downloaded: bool) -> bool:
         pattern_path = f"{path}/" if folder else str(path)
         verdict = _BUILT_IN.check_file(pattern_path).include or False
         if not self.inside_ignored:
             verdict = _last_word(self.git, path, folder=folder, default=verdict)
-        return _last_word(self.weft, path, folder=folder, default=verdict or self.inside_ignored)
+        return _last_word(self.weft, path, folder=folder, default=verdict or downloaded or self.inside_ignored)
 
 
 _BUILT_IN: Final = GitIgnoreSpec.from_lines([*ALWAYS_IGNORED, *PRIVATE])
@@ -263,13 +295,14 @@ class _LeftOut:
     skipped: list[str] = field(default_factory=list)
     private: list[str] = field(default_factory=list)
     downloads: set[PurePosixPath] = field(default_factory=set)
-    """Files that `weft download` wrote, of the folders so far."""
+    """Files that `weft download` wrote and that are unchanged, of the folders so far; no code of the outermost."""
 
 
 def _walk(root: Path, place: _Place, rules: _Rules, left_out: _LeftOut) -> Iterator[CodeFile]:
     """Files below a folder."""
     rules = rules.within(root, place.path)
-    left_out.downloads |= {place.path / name for name in downloaded(root / place.path)}
+    downloads = unchanged_downloads(root / place.path, code=len(place.open) > 1)
+    left_out.downloads |= {place.path / name for name in downloads}
     try:
         entries = sorted(os.scandir(root / place.path), key=lambda entry: entry.name)
     except OSError as failed:
@@ -277,9 +310,10 @@ def _walk(root: Path, place: _Place, rules: _Rules, left_out: _LeftOut) -> Itera
     for entry in entries:
         path = place.path / entry.name
         is_folder = _is_folder(entry, path)
-        ignored = rules.ignores(path, folder=is_folder) or (is_folder and _is_environment(entry))
-        ignored = ignored or (path in left_out.downloads and not rules.takes_back)
-        if ignored and (path in left_out.downloads or _PRIVATE.match_file(f"{path}/" if is_folder else str(path))):
+        is_download = path in left_out.downloads
+        ignored = rules.ignores(path, folder=is_folder, downloaded=is_download)
+        ignored = ignored or (is_folder and _is_environment(entry))
+        if ignored and (is_download or _PRIVATE.match_file(f"{path}/" if is_folder else str(path))):
             left_out.private.append(str(path))
         if ignored and not (is_folder and rules.takes_back and not entry.is_symlink()):
             continue

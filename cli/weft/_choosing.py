@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from weft._download_record import CODE_ARCHIVE
 from weft._errors import Internal
 from weft._records import Artifact
 
@@ -21,7 +22,7 @@ _PART_BYTES: Final = 200
 def choose(listed: Sequence[Artifact], what: str) -> list[tuple[str, Artifact]]:
     """The artifacts to fetch, each with its path below the target folder."""
     if what == "code":
-        return [("code.zip", artifact) for artifact in listed if artifact.path == "code.zip"]
+        return [(CODE_ARCHIVE, artifact) for artifact in listed if artifact.path == CODE_ARCHIVE]
     by_attempt: dict[int, list[tuple[str, Artifact]]] = {}
     for artifact in listed:
         parts = artifact.path.split("/", 3)

@@ -1,4 +1,4 @@
-"""What was downloaded into a folder: the next download replaces those files only, and no code archive has them.
+"""What was downloaded into a folder: the next download replaces those files only, and code archives leave them out.
 
 The record lies in the folder as ``.weft-download``: one JSON object on each line, with path, ETag, size and
 modification time of a file. A file's line is appended before the file gets its name, so a download that is killed at
@@ -15,6 +15,8 @@ from typing import Final
 from weft._errors import Conflict
 
 NAME: Final = ".weft-download"
+CODE_ARCHIVE: Final = "code.zip"
+"""A job's code, as it is stored and as it is downloaded."""
 _SHOWN: Final = 3
 
 
@@ -53,17 +55,34 @@ class DownloadRecord:
 
     def _matching(self, target: Path) -> list[_Entry]:
         """The entries of the file as it is. Several versions of it may have been recorded."""
-        try:
-            status = target.stat()
-        except OSError:
-            return []
-        entries = self._entries.get(self._path(target), [])
-        return [entry for entry in entries if entry[1:] == (status.st_size, status.st_mtime_ns)]
+        return _unchanged(target, self._entries.get(self._path(target), []))
 
 
-def downloaded(folder: Path) -> frozenset[str]:
-    """Paths below the folder of the files that were downloaded into it."""
-    return frozenset(_read(folder / NAME))
+def unchanged_downloads(folder: Path, *, code: bool) -> frozenset[str]:
+    """Paths below the folder of the files that were downloaded into it and not changed since.
+
+    code: also files of a job's code. They are recorded with the ETag of the archive that held them.
+    """
+    entries = _read(folder / NAME)
+    archives = {etag for etag, _size, _mtime_ns in entries.get(CODE_ARCHIVE, ())}
+
+    def is_code(path: str, etag: str) -> bool:
+        return etag in archives and path != CODE_ARCHIVE
+
+    return frozenset(
+        path
+        for path, versions in entries.items()
+        if any(code or not is_code(path, entry[0]) for entry in _unchanged(folder / path, versions))
+    )
+
+
+def _unchanged(target: Path, entries: list[_Entry]) -> list[_Entry]:
+    """Those of the entries that have the size and the modification time of the file."""
+    try:
+        status = target.stat()
+    except (OSError, ValueError):  # ValueError: no file can have this name
+        return []
+    return [entry for entry in entries if entry[1:] == (status.st_size, status.st_mtime_ns)]
 
 
 _Entry = tuple[str, int, int]

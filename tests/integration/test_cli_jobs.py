@@ -180,6 +180,19 @@ async def test_downloaded_code_is_unpacked_and_replaces_no_local_file(weft: Term
     assert (await weft("download", job, out, "--code", "--zip", "-o", "name")).out.strip() == str(out / "code.zip")
 
 
+async def test_code_of_a_job_is_downloaded_edited_and_submitted_again(weft: Terminal, project: Path) -> None:
+    """`weft train` said that the folder "holds no file to upload"."""
+    job = (await weft("train", project, "-o", "name")).out.strip()
+    out = project.parent / "again"
+    assert (await weft("download", job, out, "--code")).code == 0
+    assert "code      3 files, 74 B; the platform has it already" in (await weft("train", out, "--dry-run")).out
+    (out / "train.py").write_text("print('changed by me')\n")
+    again = (await weft("train", out, "-o", "name")).out.strip()
+    difference = (await weft("diff", job, again)).out
+    assert "~ train.py" in difference
+    assert "run.sh" not in difference
+
+
 async def test_an_array_is_a_group_that_is_listed_waited_for_killed_and_deleted_as_one(
     api: Api, weft: Terminal, project: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ from typing import Any
 import click
 import pytest
 
+from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
+from tests.waiting import HANG_S
 from weft._cli.main import ALIASES, COMMANDS, run, weft
 from weft._version import SDK_VERSION
 
@@ -105,6 +108,67 @@ JOB = {
     "tenant": "t",
     "startup": [{"step": "queue", "began": "2026-11-22T00:00:00.000Z", "ended": "2026-11-22T00:00:01.000Z"}],
 }
+
+
+PROGRAM = "from weft._cli import program; program()"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "stderr_is_closed", "code"),
+    [
+        (["--help"], False, 0),
+        (["list", "--help"], False, 0),
+        (["completion", "bash"], False, 0),
+        (["completion", "bash"], True, 0),
+        (["trian"], False, 2),
+        (["trian"], True, 2),
+        (["--profile", "none", "list", "-o", "json"], True, 4),
+    ],
+)
+def test_a_closed_pipe_does_not_change_the_exit_code(
+    arguments: list[str], code: int, unbuffered: str, tmp_path: Path, *, stderr_is_closed: bool
+) -> None:
+    """`weft logs JOB | head` ended with 1 under `set -o pipefail`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "XDG_CONFIG_HOME": str(tmp_path)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            stdout=writer,
+            stderr=writer if stderr_is_closed else subprocess.PIPE,
+            env=environment,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == code
+    assert b"Traceback" not in (done.stderr or b"")
+    assert code != 0 or not done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_takes_the_first_lines_of_a_log_ends_the_command_without_an_error(
+    unbuffered: str, tmp_path: Path
+) -> None:
+    line = {"attempt": 1, "role": "worker", "rank": 0, "stream": "stdout", "time": "2026-11-21T13:20:00.123Z"}
+    lines = [{**line, "seq": number, "text": "x" * 300} for number in range(1, 1001)]  # more than a pipe holds
+
+    def answer(request: Request, _n: int) -> Answer:
+        return json_answer({"lines": lines, "next": 1000, "more": False} if "/logs" in request.path else JOB)
+
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "XDG_CONFIG_HOME": str(tmp_path), "WEFT_KEY": "weft_k"}
+    with scripted(answer) as server:
+        command = [sys.executable, "-c", PROGRAM, "logs", str(JOB["id"])]
+        environment["WEFT_URL"] = server.url
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment) as running:
+            assert running.stdout is not None
+            assert running.stderr is not None
+            assert running.stdout.readline() == b"x" * 300 + b"\n"
+            running.stdout.close()
+            assert (running.wait(HANG_S), running.stderr.read()) == (0, b"")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from tests.waiting import HANG_S
 from weft._cli.bars import BarLine, bar_texts
 from weft._cli.call import Call
 from weft._cli.chart import chart, sparkline, thin
+from weft._cli.commands.compare import _differences
 from weft._cli.commands.metrics import _people
 from weft._cli.curves import Curves
 from weft._cli.job_table import job_table, sorted_jobs, took_s
@@ -32,6 +34,7 @@ from weft._cli.text import ago, bytes_of, number, one_line, plain, size, span, w
 from weft._cli.watch import elapsed_s
 from weft._records import LogLine, Point, Series
 
+MAX = sys.float_info.max
 T0 = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
 
 
@@ -39,13 +42,27 @@ T0 = datetime(2026, 11, 21, 13, 20, tzinfo=UTC)
 def test_no_text_can_control_the_terminal(text: str) -> None:
     shown = plain(text)
     assert all(char in "\t\n" or (ord(char) >= 32 and not 0x7F <= ord(char) <= 0x9F) for char in shown)
-    assert not set(shown) & set("\u202e\u2066\u200f")
+    assert not set(shown) & set("\u061c\u2028\u2029\u202e\u2066\u200f")
     shown.encode()
 
 
 def test_escapes_are_shown_rather_than_sent() -> None:
     assert plain("\x1b[2Jgone\rover\x9b1m") == "\\x1b[2Jgone\\x0dover\\x9b1m"
     assert one_line("a\nb\tc") == "a b c"
+    assert one_line("a\u2028b\u2029c\u061cd") == "a\\u2028b\\u2029c\\u061cd"
+
+
+def test_a_difference_of_two_jobs_has_one_harmless_line_whatever_they_hold() -> None:
+    """Values, variables and names of files are of other people, and could print lines of their own."""
+    evil = "x\n+ forged\x9b1m\u202e"
+    field = {"path": f"env.{evil}", "a": evil, "b": ""}
+    code = {"compared": True, "files": [{"path": evil, "change": "added"}]}
+    shown = "x + forged\\x9b1m\\u202e"
+    assert _differences({"spec": [field], "environment": [field], "code": code}).split("\n") == [
+        f"env.{shown}: {shown} -> -",
+        f"env.{shown}: {shown} -> -",
+        f"+ {shown}",
+    ]
 
 
 def job(status: str, *, started: float | None = 600, since: float = 0, **ages: float) -> dict[str, Any]:
@@ -240,6 +257,18 @@ def test_a_falling_curve_falls() -> None:
 def test_a_flat_curve_and_a_single_point_are_drawn() -> None:
     assert len(chart([(0, 3.0), (9, 3.0)], width=40, height=5)) == 7
     assert len(chart([(4, 3.0)], width=40, height=5)) == 7
+
+
+@pytest.mark.parametrize("values", [(MAX, MAX), (-MAX, -MAX), (-MAX, MAX), (-MAX, 0.0), (0.0, 5e-324)])
+def test_curves_of_the_largest_and_smallest_numbers_are_drawn(values: tuple[float, float]) -> None:
+    """`weft metrics` ended with "cannot convert float NaN to integer"."""
+    assert len(chart([(0, values[0]), (1, values[1])], width=40, height=1)) == 3
+    lines = chart([(0, values[0]), (1, values[1])], width=40, height=5)
+    assert len(lines) == 7
+    assert "nan" not in "".join(lines).lower()
+    assert "inf" not in "".join(lines)
+    assert sparkline(values) == ("▁▁" if values[0] == values[1] else "▁█")
+    assert chart([(-MAX, values[0]), (MAX, values[1])], width=40, height=5)[:-1] == lines[:-1]
 
 
 def test_a_sparkline_shows_the_course_and_gaps() -> None:

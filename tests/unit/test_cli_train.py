@@ -1,4 +1,4 @@
-"""`weft train --array`: all jobs of a group, or a command that says what it has submitted."""
+"""`weft train`: the code that the command line names is sent; `--array` submits all jobs of a group, or says which."""
 
 from __future__ import annotations
 
@@ -156,3 +156,29 @@ def test_a_submit_without_an_answer_says_how_it_is_repeated(
     api = Api(lambda _number: Answer(200, b"x" * 50, cut_after=10))
     assert train(api, "--no-follow") == 1
     assert "the job may have been submitted. The same command with --idempotency-key " in capsys.readouterr().err
+
+
+def test_the_folder_beside_a_spec_file_is_the_code_that_is_sent(
+    train: Train, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of the spec was sent, and the folder of the command line ignored."""
+    (folder.parent / "train.py").write_text("wrong")
+    code = folder.parent / "mine"
+    code.mkdir()
+    (code / "train.py").write_text("right")
+    (code / "only-here.py").write_text("")
+    assert train(Api(), str(code), "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "2 files" in out
+    assert "only-here.py" in out
+    assert "(the spec's folder" not in out
+
+
+def test_a_mistyped_folder_beside_a_spec_file_is_refused(
+    train: Train, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder.parent / "train.py").write_text("")
+    api = Api()
+    assert train(api, str(folder.parent / "mnie")) == 4
+    assert (api.jobs, api.plans) == ({}, 0)
+    assert f"there is no folder or zip {folder.parent / 'mnie'}" in capsys.readouterr().err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -11,6 +13,9 @@ import pytest
 
 from weft import InvalidArchive
 from weft._archive import list_code, make_archive
+from weft._choosing import part_file
+from weft._download_record import DownloadRecord
+from weft._unpack import unpack
 
 
 def folder(root: Path, files: dict[str, str]) -> Path:
@@ -23,6 +28,31 @@ def folder(root: Path, files: dict[str, str]) -> Path:
 
 def paths(root: Path) -> list[str]:
     return [file.path for file in list_code(root).files]
+
+
+def download(root: Path, files: dict[str, str]) -> Path:
+    """Results, as `weft download` leaves them."""
+    record = DownloadRecord(root)
+    for name, text in files.items():
+        target = root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = part_file(target, name)
+        part.write_text(text)
+        record.place(part, target, name)
+    return root
+
+
+def download_code(root: Path, files: dict[str, str]) -> Path:
+    """The code of a job, as `weft download --code` leaves it."""
+    root.mkdir()
+    record, archive = DownloadRecord(root), root / "code.zip"
+    part = part_file(archive, "code")
+    with zipfile.ZipFile(part, "w") as zipped:
+        for name, text in files.items():
+            zipped.writestr(name, text)
+    record.place(part, archive, "code")
+    unpack(archive, root, record, etag="code", force=False)
+    return root
 
 
 def test_same_files_give_the_same_archive_bytes(tmp_path: Path) -> None:
@@ -197,3 +227,99 @@ def test_a_link_to_itself_is_refused_or_ignored(tmp_path: Path) -> None:
     (root / "loop").symlink_to("loop")
     with pytest.raises(InvalidArchive, match="loop"):
         list_code(root)
+
+
+def test_results_that_were_downloaded_are_left_out_and_named(tmp_path: Path) -> None:
+    download(folder(tmp_path, {"train.py": ""}), {"model.bin": "x", "worker-0/best.pt": "x"})
+    assert (paths(tmp_path), list_code(tmp_path).private) == (["train.py"], ("model.bin", "worker-0/best.pt"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sent"),
+    [
+        ("!data/keep.csv", []),  # of another file
+        ("!model.bin", ["model.bin"]),
+        ("!worker-0/", ["worker-0/best.pt", "worker-0/last.pt"]),
+        ("!*.pt\nlast.pt", ["worker-0/best.pt"]),
+    ],
+)
+def test_a_pattern_sends_only_those_downloads_that_it_names(tmp_path: Path, pattern: str, sent: list[str]) -> None:
+    """Any pattern with "!" sent all results that had ever been downloaded into the folder."""
+    root = folder(tmp_path, {"train.py": "", "data/keep.csv": "", ".gitignore": "data/\n!*.bin\n"})
+    download(root, {"model.bin": "x", "worker-0/best.pt": "x", "worker-0/last.pt": "x"})
+    (root / ".weftignore").write_text(pattern)
+    own = {".gitignore", "data/keep.csv", "train.py"}
+    assert [path for path in paths(root) if path not in own] == sent
+
+
+def test_a_download_that_was_changed_is_sent(tmp_path: Path) -> None:
+    root = download(tmp_path, {"config.json": "{}", "model.bin": "x"})
+    (root / "config.json").write_text('{"lr": 0.1}')
+    assert paths(root) == ["config.json"]
+
+
+def test_code_that_was_downloaded_is_sent_changed_or_not(tmp_path: Path) -> None:
+    """The edited copy of another job's code could not be submitted: it had no file to upload."""
+    root = download_code(tmp_path / "x", {"train.py": "print(1)", "weft.yaml": "name: mine", "pkg/a.py": ""})
+    download(root, {"model.bin": "x"})
+    (root / "train.py").write_text("print(22)")
+    assert (paths(root), list_code(root).private) == (["pkg/a.py", "train.py", "weft.yaml"], ("model.bin",))
+
+
+def test_code_that_was_downloaded_into_a_folder_of_the_code_is_left_out(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train.py": ""})
+    download_code(root / "other", {"train.py": "print(1)"})
+    assert (paths(root), list_code(root).private) == (["train.py"], ("other/train.py",))
+    (root / ".weftignore").write_text("!other/*.py\n")
+    assert paths(root) == ["other/train.py", "train.py"]
+
+
+def test_a_folder_with_nothing_but_downloads_says_why_it_has_no_code(tmp_path: Path) -> None:
+    root = download(tmp_path, dict.fromkeys(("a", "b", "c", "d", "e"), "x"))
+    with pytest.raises(InvalidArchive) as refused:
+        list_code(root)
+    assert "`weft download` wrote a, b, c and 2 more, and downloads are left out" in refused.value.message
+    assert "`!NAME` in .weftignore sends one" in refused.value.message
+
+
+def test_a_download_record_with_names_that_no_file_can_have_is_read(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train.py": ""})
+    lines = [
+        f'{{"path": "{name}", "etag": "1", "size": 1, "mtime_ns": 1}}\n' for name in ("\\u0000", "\\ud800", "n" * 999)
+    ]
+    (root / ".weft-download").write_text("".join(lines))
+    assert paths(root) == ["train.py"]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from weft import InvalidArchive
+from weft._archive import make_archive
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    make_archive(Path(sys.argv[1]))
+except InvalidArchive as refused:
+    print(refused.message)
+"""
+
+
+def test_an_archive_that_cannot_be_written_says_where_and_why(tmp_path: Path) -> None:
+    """The first file that found no room was blamed: "a.bin cannot be read"."""
+    code, place = tmp_path / "code", tmp_path / "place"
+    code.mkdir()
+    place.mkdir()
+    (code / "a.bin").write_bytes(os.urandom(100_000))
+    command = [sys.executable, "-c", FULL, str(code)]
+    done = subprocess.run(command, env={**os.environ, "TMPDIR": str(place)}, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"the archive of {code} cannot be written to {place} (File too large); make room")
+    assert list(place.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"a.py": "", "b.py": ""})
+    listing = list_code(root)
+    (root / "b.py").unlink()
+    (root / "b.py").mkdir()
+    with pytest.raises(InvalidArchive, match=r"^b\.py cannot be read \(Is a directory\)"):
+        make_archive(root, listing)

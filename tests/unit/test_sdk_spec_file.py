@@ -89,6 +89,14 @@ def test_json_with_tabs_is_read_too(tmp_path: Path) -> None:
     assert file.document == {"name": "x", "learners": 2}
 
 
+def test_a_command_with_a_word_that_is_too_long_for_a_file_name_implies_no_code(tmp_path: Path) -> None:
+    """`weft train` ended with "File name too long"."""
+    spec = read_spec(written(tmp_path, f"name: x\ncommand: python -c {'x' * 300} train.py\n"))
+    assert (spec.code_file, spec.code) == ("", None)
+    written(tmp_path, "", "train.py")
+    assert (spec.code_file, spec.code) == ("train.py", tmp_path)
+
+
 def test_missing_spec_error_names_weft_init(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="weft init"):
         find_spec(tmp_path)

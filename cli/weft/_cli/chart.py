@@ -7,6 +7,7 @@ all of them are drawn: a spike is never thinned away.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,8 +32,8 @@ def sparkline(values: Sequence[float], width: int = 20) -> str:
     if not finite:
         return " " * count
     low, high = min(finite), max(finite)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((v - low) * scale)] if math.isfinite(v) else " " for v in picked)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round(_share(v, low, high) * top)] if math.isfinite(v) else " " for v in picked)
 
 
 def chart(curve: Curve, *, width: int = 80, height: int = 8, title: str = "") -> list[str]:
@@ -44,7 +45,7 @@ def chart(curve: Curve, *, width: int = 80, height: int = 8, title: str = "") ->
     low, high = min(y for _x, y in points), max(y for _x, y in points)
     if high == low:
         pad = abs(high) * 0.05 or 0.5
-        low, high = low - pad, high + pad
+        low, high = max(low - pad, -sys.float_info.max), min(high + pad, sys.float_info.max)
     labels = {0: number(high), height // 2: number(_at(low, high, height // 2, height)), height - 1: number(low)}
     margin = max(len(label) for label in labels.values())
     columns = max(8, width - margin - 2)
@@ -62,7 +63,16 @@ def chart(curve: Curve, *, width: int = 80, height: int = 8, title: str = "") ->
 
 
 def _at(low: float, high: float, row: int, height: int) -> float:
+    if math.isinf((high - low) * height):
+        return 1024 * _at(low / 1024, high / 1024, row, height)
     return high - (high - low) * row / max(1, height - 1)
+
+
+def _share(value: float, start: float, end: float) -> float:
+    """How far ``value`` is on the way from ``start`` to ``end``: 0 to 1; 0 where they are equal."""
+    if math.isinf(end - start):
+        return _share(value / 2, start / 2, end / 2)
+    return (value - start) / (end - start) if end != start else 0.0
 
 
 def _draw(points: Curve, xs: tuple[float, float], ys: tuple[float, float], columns: int, height: int) -> list[str]:
@@ -70,8 +80,7 @@ def _draw(points: Curve, xs: tuple[float, float], ys: tuple[float, float], colum
     cells = [[0] * columns for _row in range(height)]
 
     def place(x: float, y: float) -> tuple[int, int]:
-        across = (x - xs[0]) / (xs[1] - xs[0]) if xs[1] > xs[0] else 0.0
-        return round(across * (wide - 1)), round((ys[1] - y) / (ys[1] - ys[0]) * (tall - 1))
+        return round(_share(x, *xs) * (wide - 1)), round(_share(y, ys[1], ys[0]) * (tall - 1))
 
     before: tuple[int, int] | None = None
     for x, y in points:

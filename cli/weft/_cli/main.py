@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Final
+from typing import Any, Final, TextIO
 
 import click
 
@@ -79,8 +81,25 @@ ALIASES: Final = {"ps": "list", "ls": "list", "submit": "train"}
 _HOMES: Final = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
 
 
+@contextmanager
+def _closed_pipe_ends() -> Iterator[None]:
+    """`weft logs | head`: the reader has read enough. click would exit with 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(0) from None
+
+
 class LazyGroup(click.Group):
     """Commands by name, imported on first use."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        with _closed_pipe_ends():  # of the help
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _closed_pipe_ends():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -142,14 +161,24 @@ def run(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # `weft logs | head`: the reader has closed the pipe. Python would report it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 0
     # The edge of the program: everything has to become a line and an exit code here.
     except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001
         from weft._cli.failure import show
 
-        return show(failure, debug=call.debug, form=_form(call, sys.argv[1:] if arguments is None else arguments))
+        form = _form(call, sys.argv[1:] if arguments is None else arguments)
+        try:
+            return show(failure, debug=call.debug, form=form)
+        except BrokenPipeError:  # `weft list 2>&1 | head`: the exit code is that of the failure all the same
+            _discard(sys.stdout)
+            _discard(sys.stderr)
+            return show(failure, debug=call.debug, form=form)
+
+
+def _discard(stream: TextIO) -> None:
+    """Write no more to a closed pipe. Python would report it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _form(call: Call, arguments: list[str]) -> str:

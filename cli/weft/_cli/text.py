@@ -13,8 +13,8 @@ import textwrap
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-# C0 but tab and newline, DEL, C1, and what turns the direction of text or hides it.
-UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+# C0 but tab and newline, DEL, C1, other ends of lines, and what turns the direction of text or hides it.
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def plain(text: object) -> str:

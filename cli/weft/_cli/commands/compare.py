@@ -59,16 +59,22 @@ def diff_command(call: Call, a: str, b: str) -> None:
     """
     from weft._cli.find import job_id
     from weft._cli.output import emit
+    from weft._cli.text import one_line
 
     answer = call.client.jobs.diff(job_id(call.client, a), job_id(call.client, b))
-    emit(call, answer, names=[field["path"] for field in answer["spec"]], people=lambda _wide: _differences(answer))
+    names = [one_line(field["path"]) for field in answer["spec"]]
+    emit(call, answer, names=names, people=lambda _wide: _differences(answer))
 
 
 def _differences(answer: dict[str, Any]) -> str:
+    from weft._cli.text import one_line
+
     fields = (*answer["spec"], *answer["environment"])
-    lines = [f"{field['path']}: {field['a'] or '-'} -> {field['b'] or '-'}" for field in fields]
+    lines = [
+        f"{one_line(field['path'])}: {one_line(field['a'] or '-')} -> {one_line(field['b'] or '-')}" for field in fields
+    ]
     signs = {"added": "+", "removed": "-", "changed": "~"}
-    lines += [f"{signs.get(file['change'], '?')} {file['path']}" for file in answer["code"]["files"]]
+    lines += [f"{signs.get(file['change'], '?')} {one_line(file['path'])}" for file in answer["code"]["files"]]
     if not answer["code"]["compared"]:
         lines.append("code: differs; an archive is missing or too large to be compared")
     return "\n".join(lines) or "no difference"

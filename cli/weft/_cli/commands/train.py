@@ -105,7 +105,8 @@ def train_command(
     weft train                    the job in this folder (weft.yaml)
     weft train FOLDER             the job in another folder
     weft train -f FILE            a spec; the code is what its `code:` names
-    weft train MANIFEST CODE      a spec and a folder or zip of code (as in FfDL)
+    weft train -f FILE CODE       a spec and a folder or zip of code
+    weft train MANIFEST CODE      the same (as in FfDL)
     weft train --array lr=0.1,0.01 --repeat 3
                                   six jobs, with the variables lr and SEED
 
@@ -118,8 +119,7 @@ def train_command(
 
     is_group = bool(arrays or repeat > 1 or group)
     _check_alone(is_group=is_group, follow=follow, wait_placed=wait_placed)
-    spec, code_path = _read(where, code, file, name=name, settings=settings)
-    implied = "" if code else spec.code_file
+    spec, code_path, implied = _read(where, code, file, name=name, settings=settings)
     with ExitStack() as stack:
         archive: Archive | None = None
         if code_path is not None:
@@ -175,8 +175,11 @@ def _check_alone(*, is_group: bool, follow: bool | None, wait_placed: float | No
 
 def _read(
     where: str | None, code: str | None, file: Path | None, *, name: str | None, settings: tuple[str, ...]
-) -> tuple[SpecFile, Path | None]:
-    """The spec with the changes of the command line, and its code."""
+) -> tuple[SpecFile, Path | None, str]:
+    """The spec with the changes of the command line, its code, and the file of the command that implies the code.
+
+    Nothing implies code that the command line or the spec names.
+    """
     from weft._errors import NotFound
 
     spec, code_path = _find(where, code, file)
@@ -184,11 +187,13 @@ def _read(
         spec.document["name"] = name
     for assignment in settings:
         spec.change(assignment)
-    if not code:
-        code_path = spec.code
-        if code_path is not None and not code_path.exists():
-            raise NotFound(f"{spec.path}: code: there is no folder or zip {code_path}")
-    return spec, code_path
+    if code_path is not None:
+        if not code_path.exists():
+            raise NotFound(f"there is no folder or zip {code_path}")
+        return spec, code_path, ""
+    if spec.code is not None and not spec.code.exists():
+        raise NotFound(f"{spec.path}: code: there is no folder or zip {spec.code}")
+    return spec, spec.code, spec.code_file
 
 
 def _find(where: str | None, code: str | None, file: Path | None) -> tuple[SpecFile, Path | None]:
