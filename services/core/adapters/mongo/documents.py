@@ -4,7 +4,8 @@ If a reply is lost, it is unknown whether the write took place. So each write ca
 is sent again until there is a reply (``until_answered``; the driver repeats no writes). An insert of an existing key,
 and a replace of an old revision, change nothing, so at most one of the copies takes effect, however late. The id then
 shows whose write it was. One case remains: our write took place, and another writer replaced it before we looked. It is
-reported as failed (StaleRevision, Duplicate); callers read again in any case.
+reported as failed (StaleRevision, Duplicate); callers read again in any case. A delete names the ``_id`` of the document
+that it read: a replace keeps it, and a document that is inserted under the same key later has another one.
 """
 
 from __future__ import annotations
@@ -69,10 +70,15 @@ class Documents:
         await until_answered(write)
 
     async def delete(self, key: Mapping[str, Any]) -> None:
-        """Deletes the document, if there is one."""
+        """Deletes the document that has the key now, if there is one; not one that is inserted meanwhile."""
+        target: Document | None = None
 
         async def write() -> None:
-            await self.collection.delete_one(key)
+            nonlocal target
+            if target is None:
+                target = await self._linearizable.find_one(key, {"_id": 1})
+            if target is not None:
+                await self.collection.delete_one({**key, **target})
 
         await until_answered(write)
 
