@@ -39,18 +39,18 @@ async def check_store(database: Database) -> None:
     """Raises InvalidRequest if two compare-and-sets win, or if linearizable reads are refused."""
     scratch = database["scratch"]
     key = {"_id": uuid.uuid4().hex}
-    with translated():
+    async with translated():
         await scratch.insert_one({**key, "rev": 1})
     try:
-        with translated():
+        async with translated():
             await _check_linearizable(scratch, key)
             # Opens the connections before the first race: connecting takes longer than a race.
             await asyncio.gather(*(scratch.find_one(key) for _ in range(RACERS)))
         for rev in range(1, 1 + _ROUNDS):
-            with translated():
+            async with translated():
                 await _race(scratch, key, rev)
     finally:
-        with translated():
+        async with translated():
             await scratch.delete_one(key)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import bson
@@ -52,6 +52,8 @@ Database: TypeAlias = AsyncDatabase[Document]
 
 TIMEOUT_S: Final = 5.0
 """Time limit of one call of ours, which may be several of the driver. An election takes longer: callers try again."""
+_GRACE_S: Final = 1.0
+"""Beyond the time limit, for the driver to report it: its reason is the better one."""
 _DISCOVERY_S: Final = 1.0
 """How long ``close`` waits for the driver's discovery of a server, which may hang if packets are dropped."""
 UNSURE: Final = (ConnectionFailure, ExecutionTimeout, WriteConcernError)
@@ -153,18 +155,23 @@ def check_size(document: Document) -> None:
         raise TooLarge(_LARGE)
 
 
-@contextmanager
-def translated() -> Generator[None]:
+@asynccontextmanager
+async def translated() -> AsyncGenerator[None]:
     """Limits the time of calls within it, and raises errors of the driver and the encoder as WeftErrors.
 
+    The driver's own limit does not hold for a TLS handshake, which may take 60 s. So there is a second one around it.
+
     Python 3.11's ``wait_for``, which the driver uses, loses a cancellation that arrives as it ends. It is raised again
-    here; otherwise services would not stop.
+    here; otherwise services would not stop. ``asyncio.timeout`` takes its own cancellation back before that.
     """
     task = asyncio.current_task()
     cancelled_before = task.cancelling() if task else 0
     try:
-        with pymongo.timeout(TIMEOUT_S):
-            yield
+        async with asyncio.timeout(TIMEOUT_S + _GRACE_S):
+            with pymongo.timeout(TIMEOUT_S):
+                yield
+    except TimeoutError as error:
+        raise Unavailable("MongoDB does not answer: no reply in time", retry_after_s=_RETRY_AFTER_S) from error
     except (PyMongoError, BSONError, OverflowError, RecursionError, UnicodeEncodeError) as error:
         raise _weft_error(error) from error
     finally:

@@ -36,7 +36,7 @@ class Documents:
 
     async def get(self, key: Mapping[str, Any]) -> Document | None:
         """The document. None only after a linearizable read: a deposed primary lacks late inserts."""
-        with translated():
+        async with translated():
             document = await self.collection.find_one(key)
             return await self._linearizable.find_one(key) if document is None else document
 
@@ -90,7 +90,7 @@ async def until_answered(write: Callable[[], Awaitable[None]]) -> None:
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + TIMEOUT_S - _RETRY_S
-    with translated():
+    async with translated():
         while True:
             try:
                 return await write()

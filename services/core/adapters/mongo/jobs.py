@@ -114,7 +114,7 @@ class MongoJobStore:
         """As ``open``, on a connection, which it closes on failure."""
         store = cls(database)
         try:
-            with translated():
+            async with translated():
                 await database["jobs"].create_indexes([*_INDEXES])
                 await database["history"].create_indexes([_HISTORY_INDEX])
             await store._mark_old()
@@ -132,7 +132,7 @@ class MongoJobStore:
         old: Document = {"live": None, "job.history_tail": []}
         while True:
             unmarked = {"$and": [{**old, "_id": {"$gt": after}}, _AT_REST]}
-            with translated():
+            async with translated():
                 page = await jobs.find(unmarked, {"_id": 1}).sort("_id", ASCENDING).limit(_PAGE).to_list()
                 if not page:
                     return
@@ -183,7 +183,7 @@ class MongoJobStore:
         return await jobs_of_pages(read_page, after=query.after, limit=limit, left_out=left_out)
 
     async def _page(self, where: Sequence[Mapping[str, Any]], order: int, limit: int) -> list[Job | Unreadable]:
-        with translated():
+        async with translated():
             cursor = self._jobs.collection.find({"$and": where} if where else {}).sort("_id", order).limit(limit)
             documents = await cursor.to_list()
         return [
@@ -194,7 +194,7 @@ class MongoJobStore:
         known = [status.value for status in Status]
         where = [*_where(query), {"job.state.status": {"$in": known}}, {"job.schema": {"$not": {"$gt": SCHEMA}}}]
         group = {"_id": "$job.state.status", "count": {"$sum": 1}}
-        with translated():
+        async with translated():
             cursor = await self._jobs.collection.aggregate([{"$match": {"$and": where}}, {"$group": group}])
             groups = await cursor.to_list()
         # A malformed document with a list of statuses matches too.
@@ -205,14 +205,14 @@ class MongoJobStore:
         return [bad for bad in page if isinstance(bad, Unreadable)], page[-1].id if len(page) == limit else ""
 
     async def changes(self, after: int | None) -> Changes:
-        with translated():
+        async with translated():
             if after is None:
                 latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
                 return Changes(revisions={}, position=max([0, *map(_time, await latest.to_list())]))
         revisions: dict[str, int] = {}
         position, where = after, _after_change(after - _OVERLAP_MS)
         while True:
-            with translated():
+            async with translated():
                 cursor = self._jobs.collection.find(where, _CHANGE).sort(_CHANGE_ORDER).limit(_CHANGES)
                 documents = await cursor.to_list()
             revisions.update({str(document["_id"]): int(document["rev"]) for document in documents})
@@ -231,7 +231,7 @@ class MongoJobStore:
             if place is not None:
                 later = {"job.erased": None, "job.deleted": {"$gt": place[0], "$lte": deleted_until}}
                 where = {"$or": [{"job.erased": None, "job.deleted": place[0], "_id": {"$gt": place[1]}}, later]}
-            with translated():
+            async with translated():
                 page = await self._jobs.collection.find(where).sort(order).limit(limit - len(jobs)).to_list()
             if not page:
                 break
@@ -256,7 +256,7 @@ class MongoJobStore:
         else:
             later = {**visible, "job.released": {"$gt": after[0], "$lte": MAX_TIME_MS}}
             where = {"$or": [{**visible, "job.released": after[0], "_id": {"$gt": after[1]}}, later]}
-        with translated():
+        async with translated():
             page = await self._jobs.collection.find(where, _HELD).sort(order).limit(limit).to_list()
         documents: list[tuple[int, str, Mapping[str, Any]]] = []
         for entry in page:
@@ -282,7 +282,7 @@ class MongoJobStore:
         documents = [{"job": job_id, "seq": event.seq, "tenant": tenant, "event": dump(event)} for event in events]
         if not documents:
             return
-        with translated():
+        async with translated():
             for document in documents:
                 check_size(document)  # of many documents at once the driver leaves this to the server
 
@@ -296,7 +296,7 @@ class MongoJobStore:
         await until_answered(write)
 
     async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        with translated():
+        async with translated():
             cursor = self._history.find({"job": job_id, "seq": {"$gt": after_seq}}).sort("seq", ASCENDING).limit(limit)
             documents = await cursor.to_list()
         events = [_event(document.get("event")) for document in documents]
@@ -324,7 +324,7 @@ class MongoJobStore:
         return stored
 
     async def ping(self) -> None:
-        with translated():
+        async with translated():
             await self._database.command("ping")
 
     async def close(self) -> None:
