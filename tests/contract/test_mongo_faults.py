@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
 
 import pytest
 from pymongo import MongoClient
+from pymongo.asynchronous.database import AsyncDatabase
 
-from services.core.adapters.mongo import MongoRecordStore
-from services.core.adapters.mongo.connection import connect
-from services.core.domain.errors import Unavailable
+from services.core.adapters.mongo import MongoJobStore, MongoRecordStore
+from services.core.adapters.mongo.check import check_store
+from services.core.adapters.mongo.connection import close, connect
+from services.core.domain.errors import Internal, Unavailable
+from services.core.domain.status import Status
 from services.core.ports.record_store import Record
+from tests.documents import a_job, at_status
 from tests.testbed.mongo import Mongo
+from tests.testbed.mongo_script import Command, scripted
 from tests.testbed.proxy import Proxy, proxied
 from tests.waiting import tries_within, until
 
@@ -143,3 +148,98 @@ async def test_a_call_that_is_cancelled_in_the_tls_handshake_ends_as_cancelled(s
     with pytest.raises(asyncio.CancelledError):
         await call
     await store.close()
+
+
+# --- a router whose shards fail over -----------------------------------------------
+
+
+class Answers:
+    """Answers each command with the next of its answers; then with a success."""
+
+    def __init__(self, **answers: list[Mapping[str, Any]]) -> None:
+        self._answers = answers
+        self.commands: list[Command] = []
+
+    def __call__(self, command: Command) -> Mapping[str, Any]:
+        self.commands.append(command)
+        name = next(iter(command))
+        if left := self._answers.get(name):
+            return left.pop(0)
+        return {"cursor": {"id": 0, "ns": "weft.x", "firstBatch": []}} if name == "find" else {"n": 1, "nModified": 1}
+
+
+def refused(*codes: int) -> Mapping[str, Any]:
+    """The answer of a router for writes that a shard refused."""
+    errors = [{"index": index, "code": code, "errmsg": f"E{code} of a shard"} for index, code in enumerate(codes)]
+    return {"n": 0, "writeErrors": errors}
+
+
+UNDECIDED: Final = {"n": 1, "writeConcernError": {"code": 64, "errmsg": "waiting for replication timed out"}}
+FAIL_OVER: Final = (10107, 13435, 13436, 189, 91, 11600, 11602, 133, 134, 50, 202)
+
+
+@asynccontextmanager
+async def on_router(answers: Answers) -> AsyncGenerator[AsyncDatabase[dict[str, Any]]]:
+    async with scripted(answers) as server:
+        database = connect(server.uri)
+        try:
+            yield database
+        finally:
+            await close(database)
+
+
+@pytest.mark.parametrize("code", FAIL_OVER)
+async def test_a_write_is_repeated_while_a_shard_behind_a_router_fails_over(code: int) -> None:
+    answers = Answers(update=[refused(code)], insert=[refused(code)])
+    async with on_router(answers) as database:
+        store = MongoRecordStore(database)
+        stored = await store.insert(a_record())
+        assert (await store.replace(stored)).rev == 2
+    assert [next(iter(command)) for command in answers.commands] == ["insert", "insert", "update", "update"]
+
+
+async def test_a_shard_that_stays_away_is_unavailable_and_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_router(Answers(insert=[refused(189)] * 1_000)) as database:
+        with short_timeouts(monkeypatch), pytest.raises(Unavailable, match="of a shard") as away:
+            await MongoRecordStore(database).insert(a_record())
+    assert away.value.retry_after_s is not None
+
+
+async def test_a_write_that_a_shard_refuses_for_another_reason_is_not_repeated() -> None:
+    answers = Answers(insert=[refused(121)])
+    async with on_router(answers) as database:
+        with pytest.raises(Internal, match="E121"):
+            await MongoRecordStore(database).insert(a_record())
+    assert len(answers.commands) == 1
+
+
+@pytest.mark.parametrize("code", [133, 189])
+async def test_a_start_during_a_fail_over_does_not_say_that_mongodb_must_be_a_replica_set(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    away = {"ok": 0, "code": code, "errmsg": "no primary of the shard"}
+    async with on_router(Answers(find=[away] * 1_000)) as database:
+        with short_timeouts(monkeypatch), pytest.raises(Unavailable):
+            await check_store(database)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [refused(11000, 189), refused(10107), UNDECIDED, {**refused(11000), **UNDECIDED}],
+    ids=["some-exist", "refused", "undecided", "exists-undecided"],
+)
+async def test_events_are_stored_again_while_a_fail_over_leaves_them_undecided(answer: Mapping[str, Any]) -> None:
+    job = at_status(a_job(), Status.PENDING)
+    answers = Answers(insert=[answer, refused(11000)])
+    async with on_router(answers) as database:
+        await MongoJobStore(database).append_history(job.id, job.tenant, job.history_tail)
+    first, second = ([event["seq"] for event in command["documents"]] for command in answers.commands)
+    assert first == second == [1, 2]
+
+
+async def test_events_that_the_server_refuses_are_not_stored_again() -> None:
+    job, answers = at_status(a_job(), Status.PENDING), Answers(insert=[refused(11000, 121)])
+    async with on_router(answers) as database:
+        with pytest.raises(Internal, match="E121"):
+            await MongoJobStore(database).append_history(job.id, job.tenant, job.history_tail)
+    assert len(answers.commands) == 1

@@ -56,12 +56,14 @@ _GRACE_S: Final = 1.0
 """Beyond the time limit, for the driver to report it: its reason is the better one."""
 _DISCOVERY_S: Final = 1.0
 """How long ``close`` waits for the driver's discovery of a server, which may hang if packets are dropped."""
-UNSURE: Final = (ConnectionFailure, ExecutionTimeout, WriteConcernError)
-"""After these errors it is unknown whether a write took place and is durable."""
 _RETRY_AFTER_S: Final = 1.0
 _NAME: Final = "weft"
-_AWAY: Final = frozenset({6, 7, 89, 262, 9001})
-"""HostUnreachable, HostNotFound, NetworkTimeout, ExceededTimeLimit, SocketException: of the server behind a router."""
+_AWAY: Final = frozenset({6, 7, 89, 9001, 50, 202, 262, 10107, 13435, 13436, 189, 91, 11600, 11602, 133, 134, 43})
+"""A shard behind a router is away or fails over, which the driver reports like any refusal: HostUnreachable,
+HostNotFound, NetworkTimeout, SocketException; MaxTimeMSExpired, NetworkInterfaceExceededTimeLimit, ExceededTimeLimit;
+NotWritablePrimary, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary, PrimarySteppedDown; ShutdownInProgress,
+InterruptedAtShutdown, InterruptedDueToReplStateChange; FailedToSatisfyReadPreference,
+ReadConcernMajorityNotAvailableYet; CursorNotFound."""
 _REFUSED: Final = frozenset({13, 18, 8000})
 """Unauthorized, AuthenticationFailed, AtlasError."""
 _DISK_FULL: Final = 14031
@@ -179,10 +181,17 @@ async def translated() -> AsyncGenerator[None]:
             raise asyncio.CancelledError
 
 
+def unsure(error: Exception) -> bool:
+    """True if it is unknown after this error whether a write took place and is durable. It may be sent again."""
+    if isinstance(error, ConnectionFailure | ExecutionTimeout | WriteConcernError):
+        return True
+    return isinstance(error, OperationFailure) and error.code in _AWAY
+
+
 def _weft_error(error: Exception) -> WeftError:
     text = str(error).partition(", full error")[0]
     match error:
-        case ConnectionFailure() | ExecutionTimeout() | WriteConcernError():
+        case _ if unsure(error):
             brief = text.partition(" (configured")[0].partition(", Timeout")[0]
             return Unavailable(f"MongoDB does not answer: {brief}", retry_after_s=_RETRY_AFTER_S)
         case DuplicateKeyError():
@@ -209,8 +218,6 @@ def _refusal(code: int | None, text: str) -> WeftError:
         return TooLarge(_LARGE)
     if code == _DISK_FULL:
         return NoSpace(f"MongoDB's disk is full: {text}")
-    if code in _AWAY:
-        return Unavailable(f"MongoDB does not answer: {text}", retry_after_s=_RETRY_AFTER_S)
     if code in _REFUSED:
         return Unavailable(f"MongoDB refuses the user of WEFT_JOB_STORE: {text}")
     return Internal(f"MongoDB: {text}")

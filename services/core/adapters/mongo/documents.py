@@ -4,8 +4,8 @@ If a reply is lost, it is unknown whether the write took place. So each write ca
 is sent again until there is a reply (``until_answered``; the driver repeats no writes). An insert of an existing key,
 and a replace of an old revision, change nothing, so at most one of the copies takes effect, however late. The id then
 shows whose write it was. One case remains: our write took place, and another writer replaced it before we looked. It is
-reported as failed (StaleRevision, Duplicate); callers read again in any case. A delete names the ``_id`` of the document
-that it read: a replace keeps it, and a document that is inserted under the same key later has another one.
+reported as failed (StaleRevision, Duplicate); callers read again in any case. A delete names the ``_id`` that it read
+first: a replace keeps it, and a document that is inserted under the same key later has another one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from services.core.adapters.mongo.connection import TIMEOUT_S, UNSURE, Document, translated
+from services.core.adapters.mongo.connection import TIMEOUT_S, Document, translated, unsure
 from services.core.domain.errors import Duplicate, NotFound, StaleRevision
 
 _LINEARIZABLE: Final = ReadConcern("linearizable")
@@ -94,8 +94,8 @@ async def until_answered(write: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
                 return await write()
-            except UNSURE:
-                if loop.time() > deadline:
+            except PyMongoError as error:
+                if not unsure(error) or loop.time() > deadline:
                     raise
             await asyncio.sleep(_RETRY_S)
 

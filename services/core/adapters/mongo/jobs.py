@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from pymongo import ASCENDING, DESCENDING, IndexModel
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, WriteConcernError, WriteError
 
 from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
 from services.core.adapters.mongo.documents import Documents, until_answered
@@ -28,11 +28,9 @@ from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import MAX_TIME_MS, read_job
 from services.core.domain.errors import (
     Duplicate,
-    Internal,
     InvalidRequest,
     Quarantined,
     StaleRevision,
-    Unavailable,
     WeftError,
 )
 from services.core.domain.held_document import HELD_PATHS, value_at
@@ -370,13 +368,13 @@ def _event(document: object) -> Event | None:
 
 
 def _ignore_duplicates(error: BulkWriteError) -> None:
-    """Ignores events that exist already; raises any other error."""
+    """Ignores events that exist already; raises another error as that of a single write."""
     details: Mapping[str, Any] = error.details
-    other = [failed for failed in details.get("writeErrors", ()) if failed.get("code") != _DUPLICATE_KEY]
-    if other:
-        raise Internal(f"MongoDB did not store all events: {other}") from error
-    if unsure := details.get("writeConcernErrors"):
-        raise Unavailable(f"MongoDB's majority does not answer: {unsure}", retry_after_s=1.0) from error
+    for failed in details.get("writeErrors", ()):
+        if failed.get("code") != _DUPLICATE_KEY:
+            raise WriteError(str(failed.get("errmsg")), failed.get("code")) from error
+    for undecided in details.get("writeConcernErrors", ()):
+        raise WriteConcernError(str(undecided.get("errmsg")), undecided.get("code")) from error
 
 
 def _where(query: JobQuery) -> list[Mapping[str, Any]]:
