@@ -22,7 +22,15 @@ from typing import Any, Final, Self
 from pymongo import ASCENDING, DESCENDING, IndexModel
 from pymongo.errors import BulkWriteError, WriteConcernError, WriteError
 
-from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
+from services.core.adapters.mongo.connection import (
+    TIMEOUT_S,
+    Database,
+    Document,
+    check_size,
+    close,
+    connect,
+    translated,
+)
 from services.core.adapters.mongo.documents import Documents, until_answered
 from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import MAX_TIME_MS, read_job
@@ -81,8 +89,9 @@ _STOPPED: Final[Mapping[str, Any]] = {
     "job.desired": Desired.HALT.value,
 }
 _OR_MISSING: Final = {"$in": [True, None]}
-_OVERLAP_MS: Final = 2_000
-"""A write may become visible so long after one with a later ``changed``, through clocks and slow writes."""
+_OVERLAP_MS: Final = round(1000 * (TIMEOUT_S + 2))
+"""A write may become visible so long after one with a later ``changed``: it takes its time once before it is sent, and
+is repeated for up to TIMEOUT_S. The rest is for clocks that differ."""
 _CHANGE: Final = {"_id": 1, "rev": 1, "changed": 1}
 _CHANGE_ORDER: Final = [("changed", ASCENDING), ("_id", ASCENDING)]
 _CHANGES: Final = 5_000
