@@ -150,6 +150,30 @@ async def test_a_call_that_is_cancelled_in_the_tls_handshake_ends_as_cancelled(s
     await store.close()
 
 
+async def test_a_store_starts_although_its_indexes_take_longer_to_build_than_a_call_may(
+    own_mongo: Mongo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = connect(own_mongo.uri)
+    with monkeypatch.context() as shortened:
+        shortened.setattr("services.core.adapters.mongo.connection.TIMEOUT_S", 1e-6)
+        shortened.setattr("services.core.adapters.mongo.connection._GRACE_S", 0)
+        store = await MongoRecordStore.on(database)
+    assert {"kind_id", "fields"} <= (await database["records"].index_information()).keys()
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", [MongoJobStore, MongoRecordStore])
+async def test_the_server_gets_no_time_limit_for_building_indexes(
+    kind: type[MongoJobStore] | type[MongoRecordStore],
+) -> None:
+    answers = Answers()
+    async with on_router(answers) as database:
+        store = await kind.on(database)
+        await store.ping()
+    limited = {next(iter(command)): "maxTimeMS" in command for command in answers.commands}
+    assert (limited["createIndexes"], limited["ping"]) == (False, True)
+
+
 # --- a router whose shards fail over -----------------------------------------------
 
 

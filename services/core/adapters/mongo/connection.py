@@ -158,8 +158,10 @@ def check_size(document: Document) -> None:
 
 
 @asynccontextmanager
-async def translated() -> AsyncGenerator[None]:
+async def translated(*, limited: bool = True) -> AsyncGenerator[None]:
     """Limits the time of calls within it, and raises errors of the driver and the encoder as WeftErrors.
+
+    Without ``limited``, only the search for a server is limited.
 
     The driver's own limit does not hold for a TLS handshake, which may take 60 s. So there is a second one around it.
 
@@ -169,8 +171,8 @@ async def translated() -> AsyncGenerator[None]:
     task = asyncio.current_task()
     cancelled_before = task.cancelling() if task else 0
     try:
-        async with asyncio.timeout(TIMEOUT_S + _GRACE_S):
-            with pymongo.timeout(TIMEOUT_S):
+        async with asyncio.timeout(TIMEOUT_S + _GRACE_S if limited else None):
+            with pymongo.timeout(TIMEOUT_S if limited else None):
                 yield
     except TimeoutError as error:
         raise Unavailable("MongoDB does not answer: no reply in time", retry_after_s=_RETRY_AFTER_S) from error

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pymongo import IndexModel
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
@@ -81,6 +82,15 @@ class Documents:
                 await self.collection.delete_one({**key, **target})
 
         await until_answered(write)
+
+
+async def create_indexes(collection: AsyncCollection[Document], indexes: Sequence[IndexModel]) -> None:
+    """Creates those that are missing, however long the server takes: it reads the whole collection.
+
+    With a time limit, the server would give up the build, and each further start would begin it again.
+    """
+    async with translated(limited=False):
+        await collection.create_indexes([*indexes])
 
 
 async def until_answered(write: Callable[[], Awaitable[None]]) -> None:

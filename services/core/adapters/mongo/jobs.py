@@ -31,7 +31,7 @@ from services.core.adapters.mongo.connection import (
     connect,
     translated,
 )
-from services.core.adapters.mongo.documents import Documents, until_answered
+from services.core.adapters.mongo.documents import Documents, create_indexes, until_answered
 from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import MAX_TIME_MS, read_job
 from services.core.domain.errors import (
@@ -121,9 +121,8 @@ class MongoJobStore:
         """As ``open``, on a connection, which it closes on failure."""
         store = cls(database)
         try:
-            async with translated():
-                await database["jobs"].create_indexes([*_INDEXES])
-                await database["history"].create_indexes([_HISTORY_INDEX])
+            await create_indexes(database["jobs"], _INDEXES)
+            await create_indexes(database["history"], [_HISTORY_INDEX])
             await store._mark_old()
         except WeftError:
             await store.close()

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from pymongo import ASCENDING, IndexModel
 
 from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
-from services.core.adapters.mongo.documents import Documents
+from services.core.adapters.mongo.documents import Documents, create_indexes
 from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import Quarantined, WeftError
 from services.core.ports.record_store import Record, UnreadableRecord, check_record
@@ -42,8 +42,7 @@ class MongoRecordStore:
         """As ``open``, on a connection, which it closes on failure."""
         store = cls(database)
         try:
-            async with translated():
-                await database["records"].create_indexes([*_INDEXES])
+            await create_indexes(database["records"], _INDEXES)
         except WeftError:
             await store.close()
             raise
