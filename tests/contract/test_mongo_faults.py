@@ -14,7 +14,7 @@ from pymongo.asynchronous.database import AsyncDatabase
 from services.core.adapters.mongo import MongoJobStore, MongoRecordStore
 from services.core.adapters.mongo.check import check_store
 from services.core.adapters.mongo.connection import close, connect
-from services.core.domain.errors import Internal, Unavailable
+from services.core.domain.errors import Duplicate, Internal, Unavailable
 from services.core.domain.status import Status
 from services.core.ports.record_store import Record
 from tests.documents import a_job, at_status
@@ -267,3 +267,30 @@ async def test_events_that_the_server_refuses_are_not_stored_again() -> None:
         with pytest.raises(Internal, match="E121"):
             await MongoJobStore(database).append_history(job.id, job.tenant, job.history_tail)
     assert len(answers.commands) == 1
+
+
+# --- a key that is free again ------------------------------------------------------
+
+
+def exists(**key_pattern: int) -> Mapping[str, Any]:
+    return {"n": 0, "writeErrors": [{"index": 0, "code": 11000, "errmsg": "E11000", "keyPattern": key_pattern}]}
+
+
+async def test_an_insert_takes_a_key_whose_record_is_deleted_at_that_moment() -> None:
+    answers = Answers(insert=[exists(kind=1, id=1)])
+    async with on_router(answers) as database:
+        assert await MongoRecordStore(database).insert(a_record()) == a_record()
+    names = [next(iter(command)) for command in answers.commands]
+    assert names == ["insert", "find", "find", "insert"]
+    assert [command.get("readConcern") for command in answers.commands[1:3]] == [
+        {"level": "majority"},
+        {"level": "linearizable"},
+    ]
+
+
+async def test_a_job_with_the_idempotency_key_of_another_job_is_a_duplicate_at_once() -> None:
+    answers = Answers(insert=[exists(idem=1)])
+    async with on_router(answers) as database:
+        with pytest.raises(Duplicate):
+            await MongoJobStore(database).insert(a_job())
+    assert [next(iter(command)) for command in answers.commands].count("insert") == 1

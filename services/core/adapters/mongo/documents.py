@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from pymongo import IndexModel
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import DuplicateKeyError, PyMongoError
+from pymongo.errors import AutoReconnect, DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from services.core.adapters.mongo.connection import TIMEOUT_S, Document, translated, unsure
@@ -36,10 +36,14 @@ class Documents:
         self._linearizable = collection.with_options(read_concern=_LINEARIZABLE)
 
     async def get(self, key: Mapping[str, Any]) -> Document | None:
-        """The document. None only after a linearizable read: a deposed primary lacks late inserts."""
+        """The document, or None."""
         async with translated():
-            document = await self.collection.find_one(key)
-            return await self._linearizable.find_one(key) if document is None else document
+            return await self._find(key)
+
+    async def _find(self, key: Mapping[str, Any], fields: Mapping[str, int] | None = None) -> Document | None:
+        """None only after a linearizable read: a deposed primary lacks late inserts."""
+        document = await self.collection.find_one(key, fields)
+        return await self._linearizable.find_one(key, fields) if document is None else document
 
     async def insert(self, key: Mapping[str, Any], document: Document) -> None:
         """Inserts the document. Raises Duplicate if its key, or another unique one, is taken."""
@@ -49,7 +53,9 @@ class Documents:
             try:
                 await self.collection.insert_one({**document})  # a copy: the driver adds an _id to it
             except DuplicateKeyError as error:
-                stored = await self.collection.find_one(key, _WRITE_ID)
+                stored = await self._find(key, _WRITE_ID)
+                if stored is None and _is_of(error, key):
+                    raise AutoReconnect(f"{_name(key)} was deleted during its insert") from error
                 if stored is None or stored.get("write") != document["write"]:
                     raise Duplicate(f"{_name(key)}, or a unique key of it, exists already") from error
 
@@ -62,7 +68,7 @@ class Documents:
         async def write() -> None:
             if (await self.collection.replace_one({**key, "rev": rev}, document)).matched_count:
                 return
-            stored = await self.collection.find_one(key, _WRITE_ID)
+            stored = await self._find(key, _WRITE_ID)
             if stored is None:
                 raise NotFound(f"there is no {_name(key)}")
             if stored.get("write") != document["write"]:
@@ -108,6 +114,12 @@ async def until_answered(write: Callable[[], Awaitable[None]]) -> None:
                 if not unsure(error) or loop.time() > deadline:
                     raise
             await asyncio.sleep(_RETRY_S)
+
+
+def _is_of(error: DuplicateKeyError, key: Mapping[str, Any]) -> bool:
+    """True if the server names the index of this key, not another unique one."""
+    details: Mapping[str, Any] = error.details or {}
+    return details.get("keyPattern", {}).keys() == key.keys()
 
 
 def _name(key: Mapping[str, Any]) -> str:
