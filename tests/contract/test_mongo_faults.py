@@ -164,7 +164,7 @@ async def test_a_store_starts_although_its_indexes_take_longer_to_build_than_a_c
 
 @pytest.mark.parametrize("kind", [MongoJobStore, MongoRecordStore])
 async def test_the_server_gets_no_time_limit_for_building_indexes(
-    kind: type[MongoJobStore] | type[MongoRecordStore],
+    kind: type[MongoJobStore | MongoRecordStore],
 ) -> None:
     answers = Answers()
     async with on_router(answers) as database:

@@ -118,8 +118,8 @@ async def until_answered(write: Callable[[], Awaitable[None]]) -> None:
 
 def _is_of(error: DuplicateKeyError, key: Mapping[str, Any]) -> bool:
     """True if the server names the index of this key, not another unique one."""
-    details: Mapping[str, Any] = error.details or {}
-    return details.get("keyPattern", {}).keys() == key.keys()
+    pattern: Mapping[str, Any] = (error.details or {}).get("keyPattern", {})
+    return pattern.keys() == key.keys()
 
 
 def _name(key: Mapping[str, Any]) -> str:
