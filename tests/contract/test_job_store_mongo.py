@@ -252,6 +252,19 @@ async def test_a_live_list_misses_no_job_when_thousands_change_between_two_polls
     assert changes.position == max(times.values())
 
 
+async def test_a_live_list_shows_a_write_that_was_repeated_for_as_long_as_a_call_may_take(
+    store: MongoJobStore, mongo_uri: str
+) -> None:
+    slow, other = await store.insert(a_job()), await store.insert(a_job())
+    other = await store.replace(other, replace(other, updated=NOW + 1))
+    position = (await store.changes(None)).position
+    async with AsyncMongoClient[dict[str, Any]](mongo_uri) as client:
+        # Sent first five seconds before the other write and on a clock that is behind; it takes effect now.
+        written = {"$set": {"rev": 2, "changed": position - 6_900}}
+        assert (await client.get_default_database()["jobs"].update_one({"_id": slow.id}, written)).modified_count == 1
+    assert (await store.changes(position)).revisions[slow.id] == 2
+
+
 async def test_a_closed_store_is_unavailable(store: MongoJobStore) -> None:
     await store.close()
     with pytest.raises(Unavailable, match="closed"):

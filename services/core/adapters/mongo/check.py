@@ -15,7 +15,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import OperationFailure
 from pymongo.read_concern import ReadConcern
 
-from services.core.adapters.mongo.connection import UNSURE, Database, Document, close, connect, translated
+from services.core.adapters.mongo.connection import Database, Document, close, connect, translated, unsure
 from services.core.domain.errors import InvalidRequest, WeftError
 
 RACERS: Final = 16
@@ -39,27 +39,27 @@ async def check_store(database: Database) -> None:
     """Raises InvalidRequest if two compare-and-sets win, or if linearizable reads are refused."""
     scratch = database["scratch"]
     key = {"_id": uuid.uuid4().hex}
-    with translated():
+    async with translated():
         await scratch.insert_one({**key, "rev": 1})
     try:
-        with translated():
+        async with translated():
             await _check_linearizable(scratch, key)
             # Opens the connections before the first race: connecting takes longer than a race.
             await asyncio.gather(*(scratch.find_one(key) for _ in range(RACERS)))
         for rev in range(1, 1 + _ROUNDS):
-            with translated():
+            async with translated():
                 await _race(scratch, key, rev)
     finally:
-        with translated():
+        async with translated():
             await scratch.delete_one(key)
 
 
 async def _check_linearizable(scratch: AsyncCollection[Document], key: Document) -> None:
     try:
         await scratch.with_options(read_concern=ReadConcern("linearizable")).find_one(key)
-    except UNSURE:
-        raise
     except OperationFailure as error:
+        if unsure(error):
+            raise
         raise InvalidRequest(
             "the MongoDB of WEFT_JOB_STORE answers no linearizable reads, which jobs need; make it a replica set "
             f"(one member is enough: mongod --replSet weft, then rs.initiate()). Its error: {error.details or error}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeAlias
 
 import bson
@@ -52,14 +52,18 @@ Database: TypeAlias = AsyncDatabase[Document]
 
 TIMEOUT_S: Final = 5.0
 """Time limit of one call of ours, which may be several of the driver. An election takes longer: callers try again."""
+_GRACE_S: Final = 1.0
+"""Beyond the time limit, for the driver to report it: its reason is the better one."""
 _DISCOVERY_S: Final = 1.0
 """How long ``close`` waits for the driver's discovery of a server, which may hang if packets are dropped."""
-UNSURE: Final = (ConnectionFailure, ExecutionTimeout, WriteConcernError)
-"""After these errors it is unknown whether a write took place and is durable."""
 _RETRY_AFTER_S: Final = 1.0
 _NAME: Final = "weft"
-_AWAY: Final = frozenset({6, 7, 89, 262, 9001})
-"""HostUnreachable, HostNotFound, NetworkTimeout, ExceededTimeLimit, SocketException: of the server behind a router."""
+_AWAY: Final = frozenset({6, 7, 89, 9001, 50, 202, 262, 10107, 13435, 13436, 189, 91, 11600, 11602, 133, 134, 43})
+"""A shard behind a router is away or fails over, which the driver reports like any refusal: HostUnreachable,
+HostNotFound, NetworkTimeout, SocketException; MaxTimeMSExpired, NetworkInterfaceExceededTimeLimit, ExceededTimeLimit;
+NotWritablePrimary, NotPrimaryNoSecondaryOk, NotPrimaryOrSecondary, PrimarySteppedDown; ShutdownInProgress,
+InterruptedAtShutdown, InterruptedDueToReplStateChange; FailedToSatisfyReadPreference,
+ReadConcernMajorityNotAvailableYet; CursorNotFound."""
 _REFUSED: Final = frozenset({13, 18, 8000})
 """Unauthorized, AuthenticationFailed, AtlasError."""
 _DISK_FULL: Final = 14031
@@ -153,18 +157,25 @@ def check_size(document: Document) -> None:
         raise TooLarge(_LARGE)
 
 
-@contextmanager
-def translated() -> Generator[None]:
+@asynccontextmanager
+async def translated(*, limited: bool = True) -> AsyncGenerator[None]:
     """Limits the time of calls within it, and raises errors of the driver and the encoder as WeftErrors.
 
+    Without ``limited``, only the search for a server is limited.
+
+    The driver's own limit does not hold for a TLS handshake, which may take 60 s. So there is a second one around it.
+
     Python 3.11's ``wait_for``, which the driver uses, loses a cancellation that arrives as it ends. It is raised again
-    here; otherwise services would not stop.
+    here; otherwise services would not stop. ``asyncio.timeout`` takes its own cancellation back before that.
     """
     task = asyncio.current_task()
     cancelled_before = task.cancelling() if task else 0
     try:
-        with pymongo.timeout(TIMEOUT_S):
-            yield
+        async with asyncio.timeout(TIMEOUT_S + _GRACE_S if limited else None):
+            with pymongo.timeout(TIMEOUT_S if limited else None):
+                yield
+    except TimeoutError as error:
+        raise Unavailable("MongoDB does not answer: no reply in time", retry_after_s=_RETRY_AFTER_S) from error
     except (PyMongoError, BSONError, OverflowError, RecursionError, UnicodeEncodeError) as error:
         raise _weft_error(error) from error
     finally:
@@ -172,10 +183,17 @@ def translated() -> Generator[None]:
             raise asyncio.CancelledError
 
 
+def unsure(error: Exception) -> bool:
+    """True if it is unknown after this error whether a write took place and is durable. It may be sent again."""
+    if isinstance(error, ConnectionFailure | ExecutionTimeout | WriteConcernError):
+        return True
+    return isinstance(error, OperationFailure) and error.code in _AWAY
+
+
 def _weft_error(error: Exception) -> WeftError:
     text = str(error).partition(", full error")[0]
     match error:
-        case ConnectionFailure() | ExecutionTimeout() | WriteConcernError():
+        case _ if unsure(error):
             brief = text.partition(" (configured")[0].partition(", Timeout")[0]
             return Unavailable(f"MongoDB does not answer: {brief}", retry_after_s=_RETRY_AFTER_S)
         case DuplicateKeyError():
@@ -202,8 +220,6 @@ def _refusal(code: int | None, text: str) -> WeftError:
         return TooLarge(_LARGE)
     if code == _DISK_FULL:
         return NoSpace(f"MongoDB's disk is full: {text}")
-    if code in _AWAY:
-        return Unavailable(f"MongoDB does not answer: {text}", retry_after_s=_RETRY_AFTER_S)
     if code in _REFUSED:
         return Unavailable(f"MongoDB refuses the user of WEFT_JOB_STORE: {text}")
     return Internal(f"MongoDB: {text}")

@@ -50,7 +50,7 @@ async def step_down(uri: str) -> tuple[str, str, float]:
         before = (await _describe(database)).primary
         began = time.monotonic()
         command = {"replSetStepDown": _STEP_DOWN_S, "secondaryCatchUpPeriodSecs": _CATCH_UP_S}
-        with translated():
+        async with translated():
             try:
                 await database.client.admin.command(command)
             except AutoReconnect:
@@ -79,7 +79,7 @@ async def step_down(uri: str) -> tuple[str, str, float]:
 
 async def _describe(database: Database) -> ReplicaSet:
     client = database.client
-    with translated():
+    async with translated():
         await client.admin.command("ping")
         primary = await client.primary
         topology = client.topology_description
@@ -96,7 +96,7 @@ async def _describe(database: Database) -> ReplicaSet:
 async def _write(database: Database) -> None:
     """Returns when a majority has a document that is removed again."""
     key = {"_id": uuid.uuid4().hex}
-    with translated():
+    async with translated():
         await database["scratch"].insert_one(key)
         await database["scratch"].delete_one(key)
 

@@ -4,21 +4,23 @@ If a reply is lost, it is unknown whether the write took place. So each write ca
 is sent again until there is a reply (``until_answered``; the driver repeats no writes). An insert of an existing key,
 and a replace of an old revision, change nothing, so at most one of the copies takes effect, however late. The id then
 shows whose write it was. One case remains: our write took place, and another writer replaced it before we looked. It is
-reported as failed (StaleRevision, Duplicate); callers read again in any case.
+reported as failed (StaleRevision, Duplicate); callers read again in any case. A delete names the ``_id`` that it read
+first: a replace keeps it, and a document that is inserted under the same key later has another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pymongo import IndexModel
 from pymongo.asynchronous.collection import AsyncCollection
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import AutoReconnect, DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from services.core.adapters.mongo.connection import TIMEOUT_S, UNSURE, Document, translated
+from services.core.adapters.mongo.connection import TIMEOUT_S, Document, translated, unsure
 from services.core.domain.errors import Duplicate, NotFound, StaleRevision
 
 _LINEARIZABLE: Final = ReadConcern("linearizable")
@@ -34,10 +36,14 @@ class Documents:
         self._linearizable = collection.with_options(read_concern=_LINEARIZABLE)
 
     async def get(self, key: Mapping[str, Any]) -> Document | None:
-        """The document. None only after a linearizable read: a deposed primary lacks late inserts."""
-        with translated():
-            document = await self.collection.find_one(key)
-            return await self._linearizable.find_one(key) if document is None else document
+        """The document, or None."""
+        async with translated():
+            return await self._find(key)
+
+    async def _find(self, key: Mapping[str, Any], fields: Mapping[str, int] | None = None) -> Document | None:
+        """None only after a linearizable read: a deposed primary lacks late inserts."""
+        document = await self.collection.find_one(key, fields)
+        return await self._linearizable.find_one(key, fields) if document is None else document
 
     async def insert(self, key: Mapping[str, Any], document: Document) -> None:
         """Inserts the document. Raises Duplicate if its key, or another unique one, is taken."""
@@ -47,7 +53,9 @@ class Documents:
             try:
                 await self.collection.insert_one({**document})  # a copy: the driver adds an _id to it
             except DuplicateKeyError as error:
-                stored = await self.collection.find_one(key, _WRITE_ID)
+                stored = await self._find(key, _WRITE_ID)
+                if stored is None and _is_of(error, key):
+                    raise AutoReconnect(f"{_name(key)} was deleted during its insert") from error
                 if stored is None or stored.get("write") != document["write"]:
                     raise Duplicate(f"{_name(key)}, or a unique key of it, exists already") from error
 
@@ -60,7 +68,7 @@ class Documents:
         async def write() -> None:
             if (await self.collection.replace_one({**key, "rev": rev}, document)).matched_count:
                 return
-            stored = await self.collection.find_one(key, _WRITE_ID)
+            stored = await self._find(key, _WRITE_ID)
             if stored is None:
                 raise NotFound(f"there is no {_name(key)}")
             if stored.get("write") != document["write"]:
@@ -69,12 +77,26 @@ class Documents:
         await until_answered(write)
 
     async def delete(self, key: Mapping[str, Any]) -> None:
-        """Deletes the document, if there is one."""
+        """Deletes the document that has the key now, if there is one; not one that is inserted meanwhile."""
+        target: Document | None = None
 
         async def write() -> None:
-            await self.collection.delete_one(key)
+            nonlocal target
+            if target is None:
+                target = await self._linearizable.find_one(key, {"_id": 1})
+            if target is not None:
+                await self.collection.delete_one({**key, **target})
 
         await until_answered(write)
+
+
+async def create_indexes(collection: AsyncCollection[Document], indexes: Sequence[IndexModel]) -> None:
+    """Creates those that are missing, however long the server takes: it reads the whole collection.
+
+    With a time limit, the server would give up the build, and each further start would begin it again.
+    """
+    async with translated(limited=False):
+        await collection.create_indexes([*indexes])
 
 
 async def until_answered(write: Callable[[], Awaitable[None]]) -> None:
@@ -84,14 +106,20 @@ async def until_answered(write: Callable[[], Awaitable[None]]) -> None:
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + TIMEOUT_S - _RETRY_S
-    with translated():
+    async with translated():
         while True:
             try:
                 return await write()
-            except UNSURE:
-                if loop.time() > deadline:
+            except PyMongoError as error:
+                if not unsure(error) or loop.time() > deadline:
                     raise
             await asyncio.sleep(_RETRY_S)
+
+
+def _is_of(error: DuplicateKeyError, key: Mapping[str, Any]) -> bool:
+    """True if the server names the index of this key, not another unique one."""
+    pattern: Mapping[str, Any] = (error.details or {}).get("keyPattern", {})
+    return pattern.keys() == key.keys()
 
 
 def _name(key: Mapping[str, Any]) -> str:

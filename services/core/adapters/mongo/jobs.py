@@ -20,19 +20,25 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from pymongo import ASCENDING, DESCENDING, IndexModel
-from pymongo.errors import BulkWriteError
+from pymongo.errors import BulkWriteError, WriteConcernError, WriteError
 
-from services.core.adapters.mongo.connection import Database, Document, check_size, close, connect, translated
-from services.core.adapters.mongo.documents import Documents, until_answered
+from services.core.adapters.mongo.connection import (
+    TIMEOUT_S,
+    Database,
+    Document,
+    check_size,
+    close,
+    connect,
+    translated,
+)
+from services.core.adapters.mongo.documents import Documents, create_indexes, until_answered
 from services.core.domain.codec import MALFORMED, dump, load
 from services.core.domain.document import MAX_TIME_MS, read_job
 from services.core.domain.errors import (
     Duplicate,
-    Internal,
     InvalidRequest,
     Quarantined,
     StaleRevision,
-    Unavailable,
     WeftError,
 )
 from services.core.domain.held_document import HELD_PATHS, value_at
@@ -83,8 +89,9 @@ _STOPPED: Final[Mapping[str, Any]] = {
     "job.desired": Desired.HALT.value,
 }
 _OR_MISSING: Final = {"$in": [True, None]}
-_OVERLAP_MS: Final = 2_000
-"""A write may become visible so long after one with a later ``changed``, through clocks and slow writes."""
+_OVERLAP_MS: Final = round(1000 * (TIMEOUT_S + 2))
+"""A write may become visible so long after one with a later ``changed``: it takes its time once before it is sent, and
+is repeated for up to TIMEOUT_S. The rest is for clocks that differ."""
 _CHANGE: Final = {"_id": 1, "rev": 1, "changed": 1}
 _CHANGE_ORDER: Final = [("changed", ASCENDING), ("_id", ASCENDING)]
 _CHANGES: Final = 5_000
@@ -114,9 +121,8 @@ class MongoJobStore:
         """As ``open``, on a connection, which it closes on failure."""
         store = cls(database)
         try:
-            with translated():
-                await database["jobs"].create_indexes([*_INDEXES])
-                await database["history"].create_indexes([_HISTORY_INDEX])
+            await create_indexes(database["jobs"], _INDEXES)
+            await create_indexes(database["history"], [_HISTORY_INDEX])
             await store._mark_old()
         except WeftError:
             await store.close()
@@ -132,7 +138,7 @@ class MongoJobStore:
         old: Document = {"live": None, "job.history_tail": []}
         while True:
             unmarked = {"$and": [{**old, "_id": {"$gt": after}}, _AT_REST]}
-            with translated():
+            async with translated():
                 page = await jobs.find(unmarked, {"_id": 1}).sort("_id", ASCENDING).limit(_PAGE).to_list()
                 if not page:
                     return
@@ -183,7 +189,7 @@ class MongoJobStore:
         return await jobs_of_pages(read_page, after=query.after, limit=limit, left_out=left_out)
 
     async def _page(self, where: Sequence[Mapping[str, Any]], order: int, limit: int) -> list[Job | Unreadable]:
-        with translated():
+        async with translated():
             cursor = self._jobs.collection.find({"$and": where} if where else {}).sort("_id", order).limit(limit)
             documents = await cursor.to_list()
         return [
@@ -194,7 +200,7 @@ class MongoJobStore:
         known = [status.value for status in Status]
         where = [*_where(query), {"job.state.status": {"$in": known}}, {"job.schema": {"$not": {"$gt": SCHEMA}}}]
         group = {"_id": "$job.state.status", "count": {"$sum": 1}}
-        with translated():
+        async with translated():
             cursor = await self._jobs.collection.aggregate([{"$match": {"$and": where}}, {"$group": group}])
             groups = await cursor.to_list()
         # A malformed document with a list of statuses matches too.
@@ -205,14 +211,14 @@ class MongoJobStore:
         return [bad for bad in page if isinstance(bad, Unreadable)], page[-1].id if len(page) == limit else ""
 
     async def changes(self, after: int | None) -> Changes:
-        with translated():
+        async with translated():
             if after is None:
                 latest = self._jobs.collection.find({}, {"_id": 0, "changed": 1}).sort("changed", DESCENDING).limit(1)
                 return Changes(revisions={}, position=max([0, *map(_time, await latest.to_list())]))
         revisions: dict[str, int] = {}
         position, where = after, _after_change(after - _OVERLAP_MS)
         while True:
-            with translated():
+            async with translated():
                 cursor = self._jobs.collection.find(where, _CHANGE).sort(_CHANGE_ORDER).limit(_CHANGES)
                 documents = await cursor.to_list()
             revisions.update({str(document["_id"]): int(document["rev"]) for document in documents})
@@ -231,7 +237,7 @@ class MongoJobStore:
             if place is not None:
                 later = {"job.erased": None, "job.deleted": {"$gt": place[0], "$lte": deleted_until}}
                 where = {"$or": [{"job.erased": None, "job.deleted": place[0], "_id": {"$gt": place[1]}}, later]}
-            with translated():
+            async with translated():
                 page = await self._jobs.collection.find(where).sort(order).limit(limit - len(jobs)).to_list()
             if not page:
                 break
@@ -256,7 +262,7 @@ class MongoJobStore:
         else:
             later = {**visible, "job.released": {"$gt": after[0], "$lte": MAX_TIME_MS}}
             where = {"$or": [{**visible, "job.released": after[0], "_id": {"$gt": after[1]}}, later]}
-        with translated():
+        async with translated():
             page = await self._jobs.collection.find(where, _HELD).sort(order).limit(limit).to_list()
         documents: list[tuple[int, str, Mapping[str, Any]]] = []
         for entry in page:
@@ -282,7 +288,7 @@ class MongoJobStore:
         documents = [{"job": job_id, "seq": event.seq, "tenant": tenant, "event": dump(event)} for event in events]
         if not documents:
             return
-        with translated():
+        async with translated():
             for document in documents:
                 check_size(document)  # of many documents at once the driver leaves this to the server
 
@@ -296,7 +302,7 @@ class MongoJobStore:
         await until_answered(write)
 
     async def history(self, job_id: str, *, after_seq: int = 0, limit: int = 1000) -> Sequence[Event]:
-        with translated():
+        async with translated():
             cursor = self._history.find({"job": job_id, "seq": {"$gt": after_seq}}).sort("seq", ASCENDING).limit(limit)
             documents = await cursor.to_list()
         events = [_event(document.get("event")) for document in documents]
@@ -324,7 +330,7 @@ class MongoJobStore:
         return stored
 
     async def ping(self) -> None:
-        with translated():
+        async with translated():
             await self._database.command("ping")
 
     async def close(self) -> None:
@@ -370,13 +376,13 @@ def _event(document: object) -> Event | None:
 
 
 def _ignore_duplicates(error: BulkWriteError) -> None:
-    """Ignores events that exist already; raises any other error."""
+    """Ignores events that exist already; raises another error as that of a single write."""
     details: Mapping[str, Any] = error.details
-    other = [failed for failed in details.get("writeErrors", ()) if failed.get("code") != _DUPLICATE_KEY]
-    if other:
-        raise Internal(f"MongoDB did not store all events: {other}") from error
-    if unsure := details.get("writeConcernErrors"):
-        raise Unavailable(f"MongoDB's majority does not answer: {unsure}", retry_after_s=1.0) from error
+    for failed in details.get("writeErrors", ()):
+        if failed.get("code") != _DUPLICATE_KEY:
+            raise WriteError(str(failed.get("errmsg")), failed.get("code")) from error
+    for undecided in details.get("writeConcernErrors", ()):
+        raise WriteConcernError(str(undecided.get("errmsg")), undecided.get("code")) from error
 
 
 def _where(query: JobQuery) -> list[Mapping[str, Any]]:

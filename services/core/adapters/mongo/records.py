@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 from pymongo import ASCENDING, IndexModel
 
 from services.core.adapters.mongo.connection import Database, Document, close, connect, translated
-from services.core.adapters.mongo.documents import Documents
+from services.core.adapters.mongo.documents import Documents, create_indexes
 from services.core.domain.codec import MALFORMED
 from services.core.domain.errors import Quarantined, WeftError
 from services.core.ports.record_store import Record, UnreadableRecord, check_record
@@ -42,8 +42,7 @@ class MongoRecordStore:
         """As ``open``, on a connection, which it closes on failure."""
         store = cls(database)
         try:
-            with translated():
-                await database["records"].create_indexes([*_INDEXES])
+            await create_indexes(database["records"], _INDEXES)
         except WeftError:
             await store.close()
             raise
@@ -78,7 +77,7 @@ class MongoRecordStore:
         after = after or ""
         while len(records) < limit:
             where = {"$and": [{"kind": kind, "id": {"$gt": after}}, *pairs]}
-            with translated():
+            async with translated():
                 cursor = self._records.collection.find(where).sort("id", ASCENDING)
                 page = await cursor.limit(min(limit - len(records), _PAGE)).to_list()
             if not page:
@@ -91,7 +90,7 @@ class MongoRecordStore:
         unreadable: list[UnreadableRecord] = []
         where: dict[str, Any] = {}
         while True:
-            with translated():
+            async with translated():
                 page = await self._records.collection.find(where).sort("_id", ASCENDING).limit(_PAGE).to_list()
             if not page:
                 return unreadable
@@ -99,7 +98,7 @@ class MongoRecordStore:
             where = {"_id": {"$gt": page[-1]["_id"]}}
 
     async def kinds(self) -> Sequence[str]:
-        with translated():
+        async with translated():
             cursor = await self._records.collection.aggregate([{"$group": {"_id": "$kind"}}])
             groups = await cursor.to_list()
         return sorted(str(group["_id"]) for group in groups)
@@ -108,7 +107,7 @@ class MongoRecordStore:
         await self._records.delete(_key(kind, record_id))
 
     async def ping(self) -> None:
-        with translated():
+        async with translated():
             await self._database.command("ping")
 
     async def close(self) -> None:
