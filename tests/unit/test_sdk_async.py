@@ -115,7 +115,7 @@ async def test_cut_stream_resumes_after_the_last_id(tmp_path: Path) -> None:
 
 async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
-    listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": '"e"', "modified": JOB["created"]}
+    listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": "e", "modified": JOB["created"]}
 
     def answer(request: Request, _n: int) -> Answer:
         if request.path.partition("?")[0].endswith("/artifacts"):
@@ -123,6 +123,7 @@ async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
         if "range" not in request.headers:
             return Answer(200, body, cut_after=1000)
         start = int(request.headers["range"].removeprefix("bytes=").rstrip("-"))
+        assert request.headers["if-range"] == '"e"'
         return Answer(206, body[start:])
 
     with scripted(answer) as server:

@@ -395,22 +395,22 @@ def test_stream_that_cannot_resume_fails_at_once(answer: Answer, kind: type[Weft
 CONTENT = bytes(range(256)) * 4000
 
 
-def artifact(path: str, content: bytes = CONTENT, etag: str = '"v1"') -> dict[str, Any]:
+def artifact(path: str, content: bytes = CONTENT, etag: str = "v1") -> dict[str, Any]:
     return {"path": path, "size": len(content), "etag": etag, "modified": TIME}
 
 
-def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1"') -> Any:
-    """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes."""
-    fetched = itertools.count()
+def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = "v1") -> Any:
+    """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes. ETags are quoted in headers only, as the api's."""
+    fetched, quoted = itertools.count(), f'"{etag}"'
 
     def answer(request: Request, _n: int) -> Answer:
         if request.path.partition("?")[0].endswith("/artifacts"):
             return json_answer({"artifacts": listed, "next": None})
         wanted = request.headers.get("range", "")
         start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
-        if request.headers.get("if-range", etag) != etag:
+        if request.headers.get("if-range", quoted) != quoted:
             start = 0
-        return Answer(206 if start else 200, CONTENT[start:], {"ETag": etag}, cut_after=cut.get(next(fetched)))
+        return Answer(206 if start else 200, CONTENT[start:], {"ETag": quoted}, cut_after=cut.get(next(fetched)))
 
     return answer
 
@@ -457,7 +457,7 @@ def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> Non
         pytest.raises(ConnectionFailed),
     ):
         connected.jobs.download("j1", tmp_path)
-    changed = serve([artifact(name, etag='"v2"')], {}, etag='"v2"')
+    changed = serve([artifact(name, etag="v2")], {}, etag="v2")
     with scripted(changed) as server, client(server.url) as connected:
         [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT
