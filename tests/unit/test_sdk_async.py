@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ import pytest
 
 import weft
 from tests.testbed.scripted_http import Answer, Request, event_answer, json_answer, scripted
+from tests.waiting import HANG_S
 from weft._aio._follow import AsyncFollow
 from weft._aio._jobs import AsyncJobs
+from weft._archive import Archive, make_archive
 from weft._follow import Follow
 from weft._jobs import Jobs
+from weft._upload import UploadArchive
 
 ROOT = Path(__file__).parents[2]
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
@@ -93,6 +98,37 @@ async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path
     assert len(posts) == 3
     assert len({request.headers["idempotency-key"] for request in posts}) == 1
     assert len({request.body.count(b"PK\x03\x04") for request in posts}) == 1
+
+
+async def test_other_tasks_run_while_a_submit_zips_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    begun, other_ran = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(code: Path) -> Archive:
+        loop.call_soon_threadsafe(begun.set)
+        assert other_ran.wait(HANG_S), "the event loop was blocked"
+        return make_archive(code)
+
+    async def other() -> None:
+        await begun.wait()
+        other_ran.set()
+
+    monkeypatch.setattr("weft._archive.make_archive", slow)
+    with scripted(lambda _request, _n: json_answer(JOB, 201)) as server:
+        async with weft.AsyncClient(server.url, "weft_k_s") as client, asyncio.TaskGroup() as tasks:
+            tasks.create_task(other())
+            submit = tasks.create_task(client.jobs.submit({"name": "x", "command": "c"}, code=tmp_path))
+    assert submit.result().id == "j1"
+
+
+def test_an_archive_that_is_ready_after_its_submit_was_cancelled_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    with UploadArchive() as upload:
+        used = upload.make(tmp_path)
+        assert used.path.exists()
+    late = upload.make(tmp_path)
+    assert [archive.path.exists() for archive in (used, late)] == [False, False]
 
 
 async def test_cut_stream_resumes_after_the_last_id(tmp_path: Path) -> None:
