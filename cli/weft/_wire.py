@@ -12,8 +12,8 @@ from weft._profile import Profile, is_loopback
 from weft._version import SDK_VERSION
 from weft.http_exchange import Answer, bearer
 
-# How long a request is tried before and after the platform has answered this client, in seconds. An api that dies is
-# back within 2 s (promises.md, R6); 20 s also covers a machine that is starting.
+# How long a request is tried again after its first failure, before and after the platform has answered this client, in
+# seconds. An api that dies is back within 2 s (promises.md, R6); 20 s also covers a machine that is starting.
 FIRST_RETRY_FOR_S = 2.0
 RETRY_FOR_S = 20.0
 _RETRIED = frozenset({429, 502, 503, 504})

@@ -263,6 +263,17 @@ async def test_a_changed_file_is_downloaded_from_its_start(api: Api) -> None:
     assert (other.status_code, other.content) == (200, b"newer" * 10)
 
 
+async def test_a_range_is_sent_if_the_etag_comes_as_the_list_gives_it(api: Api) -> None:
+    job = (await api.submit())["id"]
+    await put(api, job, "attempts/1/results/worker-0/w", b"old" * 10)
+    [listed] = (await api.admin.get(f"/v1/jobs/{job}/artifacts")).json()["artifacts"]
+    url = f"/v1/jobs/{job}/artifacts/{listed['path']}"
+    part = await api.admin.get(url, headers={"Range": "bytes=28-", "If-Range": listed["etag"]})
+    assert (part.status_code, part.content) == (206, b"ld")
+    other = await api.admin.get(url, headers={"Range": "bytes=28-", "If-Range": f"{listed['etag']}x"})
+    assert (other.status_code, other.content) == (200, b"old" * 10)
+
+
 async def test_an_interrupted_download_leaves_no_open_file(api: Api) -> None:
     job = (await api.submit())["id"]
     await put(api, job, "attempts/1/results/worker-0/w", bytes(20 * 2**20))

@@ -1,4 +1,4 @@
-"""`weft train`: the code that the command line names is sent; `--array` submits all jobs of a group, or says which."""
+"""`weft train` and `weft clone`: which code is sent, all jobs of a group, and what a lost answer leaves."""
 
 from __future__ import annotations
 
@@ -149,13 +149,54 @@ def test_following_a_group_is_refused_with_the_command_that_waits_for_it(
     assert f"{words[0]} is for one job; `weft wait --group NAME` waits for all jobs" in capsys.readouterr().err
 
 
+UNAVAILABLE = [
+    Answer(200, b"x" * 50, cut_after=10),
+    json_answer({"code": "unavailable", "detail": "a store is away"}, 503),
+    Answer(502, b"<html>"),
+    Answer(504, b"<html>"),
+]
+REPEAT = "the job may have been submitted. The same command with "
+
+
+@pytest.mark.parametrize("answer", UNAVAILABLE, ids=["cut", "503", "502", "504"])
 def test_a_submit_without_an_answer_says_how_it_is_repeated(
-    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
     monkeypatch.setattr("weft._http.RETRY_FOR_S", 0.0)
-    api = Api(lambda _number: Answer(200, b"x" * 50, cut_after=10))
+    api = Api(lambda _number: answer)
     assert train(api, "--no-follow") == 1
-    assert "the job may have been submitted. The same command with --idempotency-key " in capsys.readouterr().err
+    assert f"{REPEAT}--idempotency-key " in capsys.readouterr().err
+
+
+def test_a_submit_that_is_refused_is_not_said_to_be_submitted(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    api = Api(lambda _number: json_answer({"code": "no-space", "detail": "there is no space"}, 507))
+    assert train(api, "--no-follow") == 1
+    shown = capsys.readouterr().err
+    assert "there is no space" in shown
+    assert REPEAT not in shown
+
+
+@pytest.mark.parametrize("answer", UNAVAILABLE, ids=["cut", "503", "502", "504"])
+def test_a_clone_without_an_answer_says_how_it_is_repeated(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    """The copy has the name of the job, so the command that repeats it gives the id."""
+    monkeypatch.setattr("weft._http.RETRY_FOR_S", 0.0)
+    clones: list[tuple[str, str]] = []
+
+    def api(request: Request, _n: int) -> Answer:
+        if request.method == "GET":
+            return json_answer({"jobs": [{"id": "j1", "name": "mine", "status": "COMPLETED"}], "next": None})
+        clones.append((request.path, request.headers["idempotency-key"]))
+        return answer if len(clones) == 1 else json_answer({"id": "j2", "name": "mine", "status": "QUEUED"}, 201)
+
+    with scripted(api) as server:
+        monkeypatch.setenv("WEFT_URL", server.url)
+        assert run(["clone", "mine", "--no-follow"]) == 1
+        shown = capsys.readouterr().err
+        assert f"{REPEAT}the id j1 and --idempotency-key {clones[0][1]} submits it" in shown
+        assert run(["clone", "mine", "--no-follow", "--idempotency-key", clones[0][1]]) == 0
+    assert clones == [clones[0]] * 2
 
 
 def test_the_folder_beside_a_spec_file_is_the_code_that_is_sent(

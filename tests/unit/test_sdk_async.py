@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ import pytest
 
 import weft
 from tests.testbed.scripted_http import Answer, Request, event_answer, json_answer, scripted
+from tests.waiting import HANG_S
 from weft._aio._follow import AsyncFollow
 from weft._aio._jobs import AsyncJobs
+from weft._archive import Archive, make_archive
 from weft._follow import Follow
 from weft._jobs import Jobs
+from weft._upload import UploadArchive
 
 ROOT = Path(__file__).parents[2]
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
@@ -95,6 +100,37 @@ async def test_a_submission_is_repeated_under_one_key_and_with_one_body(tmp_path
     assert len({request.body.count(b"PK\x03\x04") for request in posts}) == 1
 
 
+async def test_other_tasks_run_while_a_submit_zips_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    begun, other_ran = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def slow(code: Path) -> Archive:
+        loop.call_soon_threadsafe(begun.set)
+        assert other_ran.wait(HANG_S), "the event loop was blocked"
+        return make_archive(code)
+
+    async def other() -> None:
+        await begun.wait()
+        other_ran.set()
+
+    monkeypatch.setattr("weft._archive.make_archive", slow)
+    with scripted(lambda _request, _n: json_answer(JOB, 201)) as server:
+        async with weft.AsyncClient(server.url, "weft_k_s") as client, asyncio.TaskGroup() as tasks:
+            tasks.create_task(other())
+            submit = tasks.create_task(client.jobs.submit({"name": "x", "command": "c"}, code=tmp_path))
+    assert submit.result().id == "j1"
+
+
+def test_an_archive_that_is_ready_after_its_submit_was_cancelled_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    with UploadArchive() as upload:
+        used = upload.make(tmp_path)
+        assert used.path.exists()
+    late = upload.make(tmp_path)
+    assert [archive.path.exists() for archive in (used, late)] == [False, False]
+
+
 async def test_cut_stream_resumes_after_the_last_id(tmp_path: Path) -> None:
     line = {"time": JOB["created"], "attempt": 1, "role": "worker", "rank": 0, "run": 1, "stream": "stdout"}
 
@@ -115,7 +151,7 @@ async def test_cut_stream_resumes_after_the_last_id(tmp_path: Path) -> None:
 
 async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
     body = bytes(range(256)) * 40
-    listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": '"e"', "modified": JOB["created"]}
+    listed = {"path": "attempts/1/results/worker-0/m.bin", "size": len(body), "etag": "e", "modified": JOB["created"]}
 
     def answer(request: Request, _n: int) -> Answer:
         if request.path.partition("?")[0].endswith("/artifacts"):
@@ -123,6 +159,7 @@ async def test_cut_download_resumes_where_it_stopped(tmp_path: Path) -> None:
         if "range" not in request.headers:
             return Answer(200, body, cut_after=1000)
         start = int(request.headers["range"].removeprefix("bytes=").rstrip("-"))
+        assert request.headers["if-range"] == '"e"'
         return Answer(206, body[start:])
 
     with scripted(answer) as server:

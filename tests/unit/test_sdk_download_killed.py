@@ -46,7 +46,7 @@ def test_a_killed_download_goes_on_and_takes_no_file_of_its_own_for_a_local_one(
             start = int(request.headers.get("range", "").removeprefix("bytes=").rstrip("-") or 0)
             return Answer(206 if start else 200, contents[path][start:], {"ETag": '"v1"'})
         listed = [
-            {"path": name, "size": len(content), "etag": '"v1"', "modified": "2026-11-21T13:20:00Z"}
+            {"path": name, "size": len(content), "etag": "v1", "modified": "2026-11-21T13:20:00Z"}
             for name, content in contents.items()
         ]
         return json_answer({"artifacts": listed, "next": None})

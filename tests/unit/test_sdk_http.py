@@ -21,7 +21,7 @@ from weft._http import Http
 from weft._profile import Profile
 from weft._records import Artifact
 from weft._times import parse_time
-from weft._wire import FIRST_RETRY_FOR_S, RETRY_FOR_S, pause_s
+from weft._wire import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, FIRST_RETRY_FOR_S, RETRY_FOR_S, pause_s
 
 JOB = {"id": "j1", "name": "digits", "status": "PROCESSING", "at_rest": False, "created": "2026-11-21T13:20:00.123Z"}
 TIME = "2026-11-21T13:20:00.123Z"
@@ -118,6 +118,41 @@ def test_platform_that_never_answered_is_given_up_quickly(http: Sessions) -> Non
     ):
         http(url, clock).json("GET", "/v1/x")
     assert 0 < clock.now <= FIRST_RETRY_FOR_S
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_request_whose_answer_timed_out_is_sent_again(*, answered: bool) -> None:
+    """The time of the first try counted as time of retries, so a request that failed late had no second one."""
+    clock, slow = Clock(), 1 if answered else 0
+
+    def answer(_request: httpx2.Request) -> httpx2.Response:
+        nonlocal slow
+        slow -= 1
+        if slow == -1:
+            clock.now += ANSWER_TIMEOUT_S
+            raise httpx2.ReadTimeout("")
+        return httpx2.Response(200, json={"ok": True})
+
+    with closing(Http(PROFILE, transport=httpx2.MockTransport(answer), clock=clock, sleep=clock.sleep)) as http:
+        for _ in range(2):
+            assert http.json("GET", "/v1/x") == {"ok": True}
+    assert len(clock.slept) == 1
+
+
+def test_an_address_without_an_answer_is_tried_for_one_connection_timeout_only() -> None:
+    clock = Clock()
+
+    def answer(_request: httpx2.Request) -> httpx2.Response:
+        clock.now += CONNECT_TIMEOUT_S
+        raise httpx2.ConnectTimeout("")
+
+    transport = httpx2.MockTransport(answer)
+    with (
+        closing(Http(PROFILE, transport=transport, clock=clock, sleep=clock.sleep)) as http,
+        pytest.raises(ConnectionFailed),
+    ):
+        http.json("GET", "/v1/x")
+    assert clock.now == CONNECT_TIMEOUT_S
 
 
 def missing() -> Answer:
@@ -395,22 +430,22 @@ def test_stream_that_cannot_resume_fails_at_once(answer: Answer, kind: type[Weft
 CONTENT = bytes(range(256)) * 4000
 
 
-def artifact(path: str, content: bytes = CONTENT, etag: str = '"v1"') -> dict[str, Any]:
+def artifact(path: str, content: bytes = CONTENT, etag: str = "v1") -> dict[str, Any]:
     return {"path": path, "size": len(content), "etag": etag, "modified": TIME}
 
 
-def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = '"v1"') -> Any:
-    """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes."""
-    fetched = itertools.count()
+def serve(listed: list[dict[str, Any]], cut: dict[int, int], *, etag: str = "v1") -> Any:
+    """Ranged answers; the n-th fetch is cut after ``cut[n]`` bytes. ETags are quoted in headers only, as the api's."""
+    fetched, quoted = itertools.count(), f'"{etag}"'
 
     def answer(request: Request, _n: int) -> Answer:
         if request.path.partition("?")[0].endswith("/artifacts"):
             return json_answer({"artifacts": listed, "next": None})
         wanted = request.headers.get("range", "")
         start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
-        if request.headers.get("if-range", etag) != etag:
+        if request.headers.get("if-range", quoted) != quoted:
             start = 0
-        return Answer(206 if start else 200, CONTENT[start:], {"ETag": etag}, cut_after=cut.get(next(fetched)))
+        return Answer(206 if start else 200, CONTENT[start:], {"ETag": quoted}, cut_after=cut.get(next(fetched)))
 
     return answer
 
@@ -457,7 +492,7 @@ def test_partial_download_of_another_version_is_discarded(tmp_path: Path) -> Non
         pytest.raises(ConnectionFailed),
     ):
         connected.jobs.download("j1", tmp_path)
-    changed = serve([artifact(name, etag='"v2"')], {}, etag='"v2"')
+    changed = serve([artifact(name, etag="v2")], {}, etag="v2")
     with scripted(changed) as server, client(server.url) as connected:
         [path] = connected.jobs.download("j1", tmp_path)
     assert path.read_bytes() == CONTENT

@@ -2,7 +2,7 @@
 
 Bytes go to a hidden part file beside the target, named after the content's ETag; it is renamed when it has its full
 size and is on disk. A cut download goes on where its part file ends (`Range` with `If-Range`); if the content has
-changed since, the platform sends the whole and the part starts anew.
+changed since, the platform sends the whole and the part starts anew. One download at a time writes to a part file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 from urllib.parse import quote
 
 from weft._aio._http import AsyncHttp
@@ -19,6 +19,7 @@ from weft._aio._to_thread import to_thread
 from weft._choosing import KINDS, choose, inside, part_file
 from weft._download_record import DownloadRecord
 from weft._errors import ConnectionFailed, InvalidRequest, NotFound
+from weft._part_file import locked_part, size_of, written_twice
 from weft._records import Artifact
 from weft._unpack import unpack
 
@@ -75,51 +76,58 @@ async def _fetch_all(
 
         target = inside(record.folder, name)
         if not record.has(target, artifact.etag):
-            part = await _fetch(http, f"{path}/{quote(artifact.path)}", artifact, target, count)
-            record.place(part, target, artifact.etag)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = part_file(target, artifact.etag)
+            with locked_part(part, target) as file:  # until the file has its name: nothing else may write to it
+                if not await _fetch(http, f"{path}/{quote(artifact.path)}", artifact, file, count):
+                    raise written_twice(target)
+                record.place(part, target, artifact.etag)
         fetched.append(target)
         done += artifact.size
         on_bytes(done, total)
     return fetched
 
 
-async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, target: Path, count: Callable[[int], None]) -> Path:
-    """The part file, whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = part_file(target, artifact.etag)
+async def _fetch(http: AsyncHttp, url: str, artifact: Artifact, file: IO[bytes], count: Callable[[int], None]) -> bool:
+    """Complete a part file. False if something else writes to it as well."""
     fruitless, had = 0, -1
     while True:
         try:
-            await _go_on(http, url, artifact, part, count)
-            return part
+            return await _go_on(http, url, artifact, file, count)
         except ConnectionFailed:
-            now = part.stat().st_size if part.exists() else 0
+            now = size_of(file)
             fruitless = 0 if now > had else fruitless + 1
             had = now
             if fruitless >= _FRUITLESS:
                 raise
 
 
-async def _go_on(http: AsyncHttp, url: str, artifact: Artifact, part: Path, count: Callable[[int], None]) -> None:
-    """Fetch what is missing of one file and see it to the disk."""
-    with part.open("ab") as file:
-        have = file.tell()
-        if have > artifact.size:
-            file.truncate(0)
-            have = 0
-        if have < artifact.size:
-            headers = {"Range": f"bytes={have}-", "If-Range": artifact.etag} if have else {}
-            # Bytes as they are stored: a length that was compressed on the way could not be gone on with.
-            async with http.open(url, headers={"Accept-Encoding": "identity", **headers}) as response:
-                if have and response.status != 206:
-                    file.truncate(0)
-                    have = 0
-                async for chunk in response.aiter_bytes():  # as they come: a cut must not cost what is here already
-                    file.write(chunk)
-                    have += len(chunk)
-                    count(have)
-        file.flush()
-        await to_thread(os.fsync, file.fileno())
+async def _go_on(http: AsyncHttp, url: str, artifact: Artifact, file: IO[bytes], count: Callable[[int], None]) -> bool:
+    """Fetch what is missing of one file and see it to the disk. False as in `_fetch`."""
+    have = size_of(file)
+    if have > artifact.size:
+        file.truncate(0)
+        have = 0
+    if have < artifact.size:
+        headers = {"Range": f"bytes={have}-", "If-Range": _quoted(artifact.etag)} if have else {}
+        # Bytes as they are stored: a length that was compressed on the way could not be gone on with.
+        async with http.open(url, headers={"Accept-Encoding": "identity", **headers}) as response:
+            if have and response.status != 206:
+                file.truncate(0)
+                have = 0
+            async for chunk in response.aiter_bytes():  # as they come: a cut must not cost what is here already
+                file.write(chunk)
+                have += len(chunk)
+                count(have)
+    if size_of(file) != have:
+        return False
     if have != artifact.size:
-        part.unlink(missing_ok=True)
+        file.truncate(0)
         raise ConnectionFailed(f"{artifact.path} came with {have} bytes instead of {artifact.size}; try again")
+    await to_thread(os.fsync, file.fileno())
+    return True
+
+
+def _quoted(etag: str) -> str:
+    """The ETag as a header has it: the list of files gives it without quotes."""
+    return f'"{etag.strip(chr(34))}"'

@@ -4,7 +4,8 @@ What this module keeps true:
 
 * Every request outlives a restart of the platform: 429, 503 and broken connections are tried again with growing,
   jittered pauses, or when Retry-After says so. How long: a couple of seconds while the platform has never answered (it
-  is probably not there, and somebody waits for that news), longer once it has.
+  is probably not there, and somebody waits for that news), longer once it has. The time is counted from the end of the
+  first failure, so that a request that fails late, an upload for example, is tried again as well.
 * A request that is sent again acts once: each POST has an Idempotency-Key, and a DELETE whose repetition finds nothing
   has succeeded.
 * Every answer that is no success becomes a typed error (`weft._errors`).
@@ -27,6 +28,7 @@ from weft._wire import (
     DELETED,
     FIRST_RETRY_FOR_S,
     RETRY_FOR_S,
+    NeverSent,
     json_object,
     once_only,
     pause_s,
@@ -65,7 +67,8 @@ class AsyncHttp:
         self._on_wait = on_wait
         self._clock = clock
         self._sleep = sleep
-        self._answered = False
+        self.answered = False
+        """Whether the platform has answered this client."""
         self._transport = AsyncTransport(profile, transport=transport)
 
     async def close(self) -> None:
@@ -113,7 +116,7 @@ class AsyncHttp:
             nonlocal perhaps_deleted
             try:
                 answer = await request()
-                self._answered = True
+                self.answered = True
                 if not answer.is_success:
                     raise problem_of(answer)
             except NotFound:
@@ -142,7 +145,7 @@ class AsyncHttp:
             stream = await self._transport.open(
                 path, params=present(params), headers=dict(headers or {}), silence_s=silence_s
             )
-            self._answered = True
+            self.answered = True
             if not stream.is_success:
                 async with aclosing(stream):
                     raise problem_of(await stream.read())
@@ -152,16 +155,19 @@ class AsyncHttp:
             yield stream
 
     async def _with_retries(self, once: Callable[[], Awaitable[T]]) -> T:
-        began, attempt = self._clock(), 0
+        failing_since, attempt = self._clock(), 0
         while True:
             try:
                 return await once()
             except WeftError as failed:
                 if not worth_retrying(failed):
                     raise
+                absent = isinstance(failed, NeverSent) and not self.answered
+                if attempt == 0 and not absent:
+                    failing_since = self._clock()
                 pause = pause_s(attempt) if failed.retry_after_s is None else failed.retry_after_s
-                retry_for_s = RETRY_FOR_S if self._answered else FIRST_RETRY_FOR_S
-                if self._clock() - began + pause > retry_for_s:
+                retry_for_s = RETRY_FOR_S if self.answered else FIRST_RETRY_FOR_S
+                if self._clock() - failing_since + pause > retry_for_s:
                     raise
                 self._on_wait(failed)
                 await self._sleep(pause)

@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import dataclasses
 import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import weft  # loads weft.LogLine and the other records at their first use: most commands need none
 from weft._aio._follow import AsyncFollow
 from weft._aio._http import AsyncHttp
 from weft._aio._job import AsyncJob
 from weft._aio._to_thread import to_thread
-from weft._errors import InvalidRequest, InvalidSpec, NotFinished, NotFound, WeftError
-from weft._upload import CountedFile
+from weft._errors import InvalidRequest, NotFinished, NotFound, WeftError
+from weft._given_spec import read_given
+from weft._stream import RETRY_FOR_S
+from weft._upload import CountedFile, UploadArchive
+from weft._wire import worth_retrying
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from weft._archive import Archive
+    from weft._given_spec import SpecLike
     from weft._records import Artifact, HistoryEvent, LogLine, Point, Series
 
 JOBS: Final = "/v1/jobs"
 _LONGEST_POLL_S: Final = 1.0
 _LONGEST_PAGE: Final = 10_000
 """Most entries that the platform puts on one page."""
-
-
-class SpecLike(Protocol):
-    """Anything that can say itself as a JSON object, e.g. a pydantic model."""
-
-    def model_dump(self, *, mode: str, exclude_defaults: bool) -> dict[str, Any]: ...
 
 
 CutListener = Callable[[WeftError], None]
@@ -74,15 +70,15 @@ class AsyncJobs:
 
         Raises InvalidSpec with `errors` for what is wrong in the spec, before anything is uploaded.
         """
-        from weft._archive import Archive, make_archive  # noqa: PLC0415 - most commands only look
+        from weft._archive import Archive  # noqa: PLC0415 - most commands only look
 
-        document, named = await to_thread(_read, spec)
+        document, named = await to_thread(read_given, spec)
         key = idempotency_key or os.urandom(16).hex()
         if isinstance(code, Archive):
             return await self.submit_document(document, archive=code, idempotency_key=key, on_upload=on_upload)
         place = Path(code) if code is not None else named
-        with ExitStack() as stack:
-            archive = await to_thread(stack.enter_context, make_archive(place)) if place is not None else None
+        with UploadArchive() as upload:
+            archive = await to_thread(upload.make, place) if place is not None else None
             return await self.submit_document(document, archive=archive, idempotency_key=key, on_upload=on_upload)
 
     async def submit_document(
@@ -297,12 +293,13 @@ class AsyncJobs:
         """Return once the job is at rest: ended or HALTED, everything it held given back.
 
         timeout: seconds; then NotFinished is raised; the job keeps running. Polls, at most once a second, rather than
-        following a stream, so that the timeout is kept to the tenth of a second.
+        following a stream, so that the timeout is kept to the tenth of a second. A platform that goes away meanwhile is
+        waited for, up to ten minutes and not beyond the timeout; then its error is raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.05
         while True:
-            job = await self.get(id)
+            job = await self._get_once_back(id, deadline)
             if job.at_rest:
                 return job
             left = pause if deadline is None else deadline - time.monotonic()
@@ -311,6 +308,20 @@ class AsyncJobs:
                 raise NotFinished(message)
             await asyncio.sleep(min(pause, left))
             pause = min(_LONGEST_POLL_S, pause * 1.5)
+
+    async def _get_once_back(self, id: str, deadline: float | None) -> AsyncJob:  # noqa: A002
+        """As `get`; if the platform is away, it is tried again for `RETRY_FOR_S`, and not after the deadline."""
+        give_up_at: float | None = None
+        while True:
+            try:
+                return await self.get(id)
+            except WeftError as failed:
+                now = time.monotonic()
+                if give_up_at is None:
+                    give_up_at = min(now + RETRY_FOR_S, now + RETRY_FOR_S if deadline is None else deadline)
+                if not (self._http.answered and worth_retrying(failed)) or now >= give_up_at:
+                    raise
+                await asyncio.sleep(min(max(_LONGEST_POLL_S, failed.retry_after_s or 0), give_up_at - now))
 
     # --- output and metrics -------------------------------------------------------------------
 
@@ -577,23 +588,3 @@ def _time(value: datetime | str | None) -> str | None:
     if isinstance(value, datetime):
         return value.astimezone().isoformat() if value.tzinfo is None else value.isoformat()
     return value
-
-
-def _read(spec: Any) -> tuple[dict[str, Any], Path | None]:
-    """The spec's document, and the code that it names."""
-    from weft._spec_file import as_json, find_spec, read_spec  # noqa: PLC0415 - as with archives
-
-    if isinstance(spec, str) or hasattr(spec, "__fspath__"):
-        path = Path(spec)
-        file = read_spec(find_spec(path) if path.is_dir() else path)
-        return file.document, file.code
-    if isinstance(spec, Mapping):
-        document = as_json(spec, "the spec")
-    elif hasattr(spec, "model_dump"):
-        document = as_json(spec.model_dump(mode="json", exclude_defaults=True), "the spec")
-    elif dataclasses.is_dataclass(spec) and not isinstance(spec, type):
-        document = as_json(dataclasses.asdict(spec), "the spec")
-    else:
-        raise InvalidSpec(f"a spec is a mapping, a path or a model, not a {type(spec).__name__}")
-    named = document.get("code")
-    return document, Path(named) if isinstance(named, str) else None

@@ -1,8 +1,13 @@
-"""What follows the submit of a single job: its next commands, or the live view, whose end is the exit code."""
+"""What follows the submit of a single job: its next commands, or the live view, whose end is the exit code.
+
+Also what follows a submit whose answer was lost: how it is repeated without a second job.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +27,34 @@ METRIC = click.option(
     shell_complete=complete_metric,
     help="The curve to draw while following; by default the loss.",
 )
+
+IDEMPOTENCY_KEY = click.option(
+    "--idempotency-key", metavar="KEY", help="The same key never makes a second job; made by default."
+)
+
+
+@contextmanager
+def noting_how_to_repeat(key: str, *, job: str = "") -> Generator[None]:
+    """If the platform may have accepted the job although the request failed: says with which key it is repeated.
+
+    ``job``: an id that the repeated command must give in place of what this one gave, because that may mean another
+    job by then.
+    """
+    from weft._cli.notices import note
+    from weft._errors import Unavailable, WeftError
+    from weft._wire import perhaps_done
+
+    try:
+        yield
+    except (WeftError, KeyboardInterrupt) as failed:
+        # Unavailable: also if the last of several tries found no platform. An earlier one may have reached it.
+        if isinstance(failed, KeyboardInterrupt | Unavailable) or perhaps_done(failed):
+            given = f"the id {job} and " if job else ""
+            note(
+                f"the job may have been submitted. The same command with {given}--idempotency-key {key} submits it if "
+                "it was not, and shows it if it was"
+            )
+        raise
 
 
 def show_or_follow(call: Call, job: Job, *, follow: bool | None, metric: str | None) -> None:

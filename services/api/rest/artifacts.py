@@ -52,7 +52,8 @@ async def head_artifact(
 
 def _bytes(request: Request, download: Download) -> Response:
     artifact = download.artifact
-    etag = f'"{artifact.etag.strip(chr(34))}"'
+    bare_etag = artifact.etag.strip(chr(34))
+    etag = f'"{bare_etag}"'
     headers = {
         "Accept-Ranges": "bytes",
         "ETag": etag,
@@ -62,7 +63,9 @@ def _bytes(request: Request, download: Download) -> Response:
     }
     if etag in [candidate.strip() for candidate in request.headers.get("if-none-match", "").split(",")]:
         return Response(status_code=304, headers=headers)
-    wanted = request.headers.get("range") if request.headers.get("if-range") in {None, etag} else None
+    # Without quotes: as the list of files gives it, and as the first SDKs send it.
+    unchanged = request.headers.get("if-range") in {None, etag, bare_etag}
+    wanted = request.headers.get("range") if unchanged else None
     start, end, status = _range(wanted, artifact.size)
     if status == 416:
         return http_error_response(416, trace_id_of(request.scope), {"Content-Range": f"bytes */{artifact.size}"})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from weft._cli.after_submit import FOLLOW, METRIC, show_or_follow
+from weft._cli.after_submit import FOLLOW, IDEMPOTENCY_KEY, METRIC, noting_how_to_repeat, show_or_follow
 from weft._cli.call import Call, command
 from weft._cli.completion import complete_jobs, complete_setting
 
@@ -32,8 +33,15 @@ ANSWERS: Final[Answers] = {
 @click.option("--name", metavar="NAME", help="Name of the copy; by default the job's.")
 @FOLLOW
 @METRIC
+@IDEMPOTENCY_KEY
 def clone_command(
-    call: Call, job: str, settings: tuple[str, ...], name: str | None, follow: bool | None, metric: str | None
+    call: Call,
+    job: str,
+    settings: tuple[str, ...],
+    name: str | None,
+    follow: bool | None,
+    metric: str | None,
+    idempotency_key: str | None,
 ) -> None:
     """Submit a job again, with the same code and some fields changed.
 
@@ -45,7 +53,11 @@ def clone_command(
 
     assignments = [read_assignment(text) for text in settings]
     changes = {".".join(parts): value for parts, value in assignments}
-    made = call.client.jobs.clone(job_id(call.client, job), set=changes, name=name)
+    key = idempotency_key or os.urandom(16).hex()
+    cloned = job_id(call.client, job)
+    # The copy is @last, too, and by default it has the same name.
+    with noting_how_to_repeat(key, job="" if cloned == job else cloned):
+        made = call.client.jobs.clone(cloned, set=changes, name=name, idempotency_key=key)
     show_or_follow(call, made, follow=follow, metric=metric)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from weft._cli.after_submit import FOLLOW, METRIC, show_or_follow
+from weft._cli.after_submit import FOLLOW, IDEMPOTENCY_KEY, METRIC, noting_how_to_repeat, show_or_follow
 from weft._cli.call import Call, Stop, command
 from weft._cli.completion import complete_field, complete_setting
 
@@ -69,7 +69,7 @@ def _field_help(ctx: click.Context, _param: click.Parameter, field: str | None) 
 @click.option(
     "--wait-placed", type=click.FloatRange(min=0), metavar="SECONDS", help="Exit code 6 if it still waits then."
 )
-@click.option("--idempotency-key", metavar="KEY", help="The same key never makes a second job; made by default.")
+@IDEMPOTENCY_KEY
 @click.option(
     "-h",
     "--help",
@@ -113,7 +113,7 @@ def train_command(
     Following, the exit code is the job's end: 0 COMPLETED, 100 FAILED, 103 KILLED or HALTED. Ctrl-C only stops
     following.
     """  # noqa: D301 - \b is click's: the lines after it stay as they are
-    from weft._cli.notices import note, warn
+    from weft._cli.notices import warn
     from weft._cli.output import emit
     from weft._errors import ConnectionFailed, Unauthenticated
 
@@ -155,14 +155,8 @@ def train_command(
         if group_jobs is not None:
             _submit_group(call, spec, archive, plan, key, group_jobs)
             return
-        try:
+        with noting_how_to_repeat(key):
             job = _submitted(call, spec, archive, plan, key)
-        except (ConnectionFailed, KeyboardInterrupt):
-            note(
-                f"the job may have been submitted. The same command with --idempotency-key {key} submits it if it was "
-                "not, and shows it if it was"
-            )
-            raise
     _after(call, job, plan, follow=follow, metric=metric, wait_placed=wait_placed)
 
 
