@@ -50,6 +50,15 @@ def latest_runs(attempt: Attempt, observed: Observation) -> Observation:
     return replace(observed, learners=learners)
 
 
+def earlier_runs(attempt: Attempt, observed: Observation) -> frozenset[str]:
+    """The learners that are to run again, and of which an earlier run is still on the cluster."""
+    return frozenset(
+        process.name
+        for process in observed.learners
+        if process.attempt == attempt.number and process.planned_run < attempt.run_of(process.name)
+    )
+
+
 def unmade_reruns(attempt: Attempt, observed: Observation) -> dict[str, int]:
     """Learner -> run, of the learners that are to be started again and are not on the cluster.
 
