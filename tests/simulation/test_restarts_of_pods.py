@@ -87,7 +87,7 @@ async def restart_beside_a_slow_eviction(home: Path) -> tuple[float, bool, Job]:
 
 
 def test_failed_learner_runs_again_while_the_evicted_pod_of_another_is_slow_to_end(tmp_path: Path) -> None:
-    """It waited for that pod, and after ten minutes the whole gang was stopped."""
+    """It waited for that pod, too."""
     after_s, ended_before, job = run(restart_beside_a_slow_eviction(tmp_path))
     assert not ended_before
     assert after_s < 10
