@@ -336,6 +336,9 @@ class Guardian:
             return await self._write_verdict(job, verdict, record)
         if await self._ending.stop(job, cause="halt", grace_ms=spec.grace):
             return _REQUEUE
+        if observed_state.has_inert(job.attempt.number, self._observed):
+            # A call that was sent before the stop has made it afterwards. Without a mark of its own it would never end.
+            await self._ending.stop(job, cause="halt", grace_ms=spec.grace, again=True)
         return Result(self._settings.observe_s)
 
     async def _announce(self, job: Job, spec: JobSpec) -> None:

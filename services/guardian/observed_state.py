@@ -260,6 +260,11 @@ def storage_failures(
     return f"{failures[0]}{more}" if failures else ""
 
 
+def has_inert(attempt: int, observed: Observation) -> bool:
+    """Whether a learner on the cluster was neither activated nor stopped."""
+    return any(process.attempt == attempt and process.state == "inert" for process in observed.learners)
+
+
 def not_ended(attempt: int, observed: Observation) -> list[str]:
     """Names of learners on the cluster that have not exited."""
     return sorted(process.name for process in observed.learners if process.attempt == attempt and process.exit is None)
