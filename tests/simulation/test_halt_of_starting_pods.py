@@ -93,9 +93,9 @@ async def halt_while_a_pod_is_created(home: Path) -> bool:
     await platform.until(lambda _: not guardian.running.is_set(), job_id)
     assert await platform.request_desired(job_id, Desired.HALT)
     await platform.reached(job_id, Status.HALTING)
-    worker = platform.checker.learners.gang(job_id, 1)
-    is_late = worker["worker-1"].run == 1
-    await platform.until(lambda _: worker["worker-1"].run == 2, job_id)
+    gang = platform.checker.learners.gang(job_id, 1)
+    is_late = bool(gang["worker-1"].run == 1)
+    await platform.until(lambda _: gang["worker-1"].run == 2, job_id)
     assert (await platform.document(job_id)).status is Status.HALTING
     await platform.reached(job_id, Status.HALTED, within_s=4 * _GRACE_S)
     await platform.rested(job_id)

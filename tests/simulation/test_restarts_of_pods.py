@@ -38,8 +38,8 @@ def pod_of(platform: PodPlatform, job_id: str, learner: str) -> Document | None:
 def evict(platform: PodPlatform, pod: Document) -> None:
     """Evicts a pod as a drain of its node does."""
     cluster, conditions = platform.simulated_cluster, pod["status"]["conditions"]
-    learner = next(entry for entry in platform.simulator.learners() if entry.uid == pod["metadata"]["uid"])
-    platform.checker.learner_lost(learner)
+    learners = platform.simulator.learners()
+    platform.checker.learner_lost(next(learner for learner in learners if vars(learner)["key"] == key_of(pod)))
     disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     cluster.server.change(PODS, key_of(pod), {"status": {"conditions": [*conditions, disrupted]}})
     cluster.server.handle("DELETE", path_of(pod), {}, {}, "", None)
