@@ -84,6 +84,8 @@ class Guardian:
         self._is_fresh = False
         """This reconcile has read the cluster itself. Decisions are made on such an observation only."""
         self._observed: Observation = observed_state.EMPTY
+        self._earlier: frozenset[str] = frozenset()
+        """Learners that are to run again, and whose earlier run was still there when the cluster was observed."""
         self._contradicted: dict[str, LearnerStatus] = {}
         """The last report by learner that the cluster's record contradicted."""
         self._parsed: tuple[Mapping[str, Any], JobSpec | None] | None = None
@@ -178,6 +180,7 @@ class Guardian:
             self._cluster_changed = self._observation_due = False  # first: it may change again meanwhile
             observed = await self._ports.cluster.observe(job.id, cached=not self._is_fresh)
             self._observed = observed_state.latest_runs(job.attempt, observed)
+            self._earlier = observed_state.earlier_runs(job.attempt, observed)
         for learner in observed_state.contradicted(attempt, reported, self._observed):
             if self._contradicted.get(learner.name) != learner:
                 self._contradicted[learner.name] = learner
@@ -247,7 +250,7 @@ class Guardian:
         await self._announce(job, spec)
         job = await self._update(job, record)
         if await self._restarts.decide(job, spec, learners) or await self._restarts.carry_out(
-            job, spec, self._observed
+            job, spec, self._observed, earlier=self._earlier
         ):
             self._cluster_changed = True  # what was observed is of the run before
             return _REQUEUE
@@ -333,6 +336,9 @@ class Guardian:
             return await self._write_verdict(job, verdict, record)
         if await self._ending.stop(job, cause="halt", grace_ms=spec.grace):
             return _REQUEUE
+        if observed_state.has_inert(job.attempt.number, self._observed):
+            # A call that was sent before the stop has made it afterwards. Without a mark of its own it would never end.
+            await self._ending.stop(job, cause="halt", grace_ms=spec.grace, again=True)
         return Result(self._settings.observe_s)
 
     async def _announce(self, job: Job, spec: JobSpec) -> None:

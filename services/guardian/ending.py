@@ -107,9 +107,9 @@ class Ending:
         await self._release(job)
         return 0.0
 
-    async def stop(self, job: Job, *, cause: str, grace_ms: int) -> bool:
-        """Stops the learners, once for each cause and grace. Returns whether this call did it."""
-        if self._stopped == (cause, grace_ms):
+    async def stop(self, job: Job, *, cause: str, grace_ms: int, again: bool = False) -> bool:
+        """Stops the learners, once for each cause and grace unless ``again``. Returns whether this call did it."""
+        if self._stopped == (cause, grace_ms) and not again:
             return False
         await self._ports.cluster.stop(
             job.id,

@@ -50,6 +50,15 @@ def latest_runs(attempt: Attempt, observed: Observation) -> Observation:
     return replace(observed, learners=learners)
 
 
+def earlier_runs(attempt: Attempt, observed: Observation) -> frozenset[str]:
+    """The learners that are to run again, and of which an earlier run is still on the cluster."""
+    return frozenset(
+        process.name
+        for process in observed.learners
+        if process.attempt == attempt.number and process.planned_run < attempt.run_of(process.name)
+    )
+
+
 def unmade_reruns(attempt: Attempt, observed: Observation) -> dict[str, int]:
     """Learner -> run, of the learners that are to be started again and are not on the cluster.
 
@@ -249,6 +258,11 @@ def storage_failures(
     ]
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"{failures[0]}{more}" if failures else ""
+
+
+def has_inert(attempt: int, observed: Observation) -> bool:
+    """Whether a learner on the cluster was neither activated nor stopped."""
+    return any(process.attempt == attempt and process.state == "inert" for process in observed.learners)
 
 
 def not_ended(attempt: int, observed: Observation) -> list[str]:

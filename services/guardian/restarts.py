@@ -7,7 +7,7 @@ Every Guardian that finds a run in the document that the cluster has not made re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import structlog
@@ -81,33 +81,36 @@ class Restarts:
         )
         return True
 
-    async def carry_out(self, job: Job, spec: JobSpec, observed: Observation) -> bool:
+    async def carry_out(self, job: Job, spec: JobSpec, observed: Observation, *, earlier: Collection[str]) -> bool:
         """Makes the runs that are due and not on the cluster. Returns whether it made one.
 
-        Those that the cluster cannot make now are tried again later: the other learners go on meanwhile.
+        Those that the cluster cannot make now are tried again later: the other learners go on meanwhile. ``earlier``:
+        learners with an earlier run on the cluster. The first plan has it removed. While that takes long, e.g. because
+        a pod may store for half an hour, a second plan makes the runs of the other learners.
         """
-        now = self._ports.clock.now_ms()
-        due = self._due(job, observed, now=now)
-        if not due:
-            return False
+        due, unmade = self._due(job, observed, now=self._ports.clock.now_ms()), self.unmade(job, observed)
+        for learners in filter(None, dict.fromkeys((due, due.difference(earlier)))):
+            try:
+                await self._make(job, spec, waiting=unmade - learners)
+            except Unavailable as error:
+                self._log.info("learner.restart_waits", learners=sorted(learners), why=str(error))
+            except (InvalidRequest, ResourceExhausted) as error:
+                self._log.warning("learner.restart_refused", learners=sorted(learners), why=str(error))
+                self._refused |= {name: (job.attempt.run_of(name), str(error)) for name in learners}
+                return False
+            else:
+                self._made |= {name: job.attempt.run_of(name) for name in learners}
+                return True
+        return False
+
+    async def _make(self, job: Job, spec: JobSpec, *, waiting: Collection[str]) -> None:
+        """Repeats the steps that make learners. Of those that wait the cluster neither removes nor makes a run."""
         plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
-        waiting = self.unmade(job, observed) - due
-        # A run that is not due yet stays as it was: the cluster must neither remove nor make it.
         learners = tuple(
             replace(learner, run=learner.run - 1) if learner.name in waiting else learner for learner in plan.learners
         )
-        try:
-            for step in self._ports.cluster.steps()[1:]:
-                await self._ports.cluster.do(step, replace(plan, learners=learners))
-        except Unavailable as error:
-            self._log.info("learner.restart_waits", learners=sorted(due), why=str(error))
-            return False
-        except (InvalidRequest, ResourceExhausted) as error:
-            self._log.warning("learner.restart_refused", learners=sorted(due), why=str(error))
-            self._refused |= {name: (job.attempt.run_of(name), str(error)) for name in due}
-            return False
-        self._made |= {name: job.attempt.run_of(name) for name in due}
-        return True
+        for step in self._ports.cluster.steps()[1:]:
+            await self._ports.cluster.do(step, replace(plan, learners=learners))
 
     def _due(self, job: Job, observed: Observation, *, now: int) -> frozenset[str]:
         """The learners whose next run is to be made now. ``now``: Unix ms."""
