@@ -260,9 +260,14 @@ class Guardian:
         self, spec: JobSpec, learners: Mapping[str, LearnerStatus], *, activated: bool
     ) -> Callable[[Job], Job]:
         """A change that records the observed state; other changes of the same step go into the same replace."""
-        now = self._now
+        now, observed = self._now, self._observed
         return lambda job: observed_state.with_observed(
-            job, as_running(job, spec, learners), expected=spec.learners, activated=activated, now=now
+            job,
+            as_running(job, spec, learners),
+            expected=spec.learners,
+            activated=activated,
+            now=now,
+            observed=observed,
         )
 
     def _requeue_after(self, job: Job, spec: JobSpec) -> Result:

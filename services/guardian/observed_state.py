@@ -278,16 +278,42 @@ def digests(learners: Mapping[str, LearnerStatus]) -> tuple[str, str]:
     )
 
 
-def with_observed(job: Job, learners: Mapping[str, LearnerStatus], *, expected: int, activated: bool, now: int) -> Job:
-    """The job with the observed state recorded: commitment, start, digests, status. Unchanged if nothing is new.
+def bound_placement(attempt: Attempt, observed: Observation) -> Mapping[str, str]:
+    """Learner -> node: where the cluster has bound each learner, and as before where it names no node.
+
+    The dispatcher charges this. Where the cluster's own scheduler chooses the nodes, the dispatcher's placement is a
+    proposal; it counts until the whole gang is bound, so that a gang is never charged partly here and partly there.
+    """
+    bound = {
+        process.name: process.node
+        for process in latest_runs(attempt, observed).learners
+        if process.attempt == attempt.number and process.node
+    }
+    if not attempt.committed and not attempt.placement.keys() <= bound.keys():
+        return attempt.placement
+    return {name: bound.get(name, node) for name, node in attempt.placement.items()}
+
+
+def with_observed(
+    job: Job,
+    learners: Mapping[str, LearnerStatus],
+    *,
+    expected: int,
+    activated: bool,
+    now: int,
+    observed: Observation = EMPTY,
+) -> Job:
+    """The job with the observed state recorded: commitment, nodes, start, digests, status. Unchanged if nothing is new.
 
     ``expected``: number of learners. ``activated``: every learner was activated. ``now``: Unix milliseconds.
+    ``observed``: by the cluster, for the nodes.
     """
     if job.verdict is not None:
         return job
     times, (environment, data) = step_times(learners.values()), digests(learners)
     attempt = replace(
         job.attempt,
+        placement=bound_placement(job.attempt, observed),
         committed=job.attempt.committed or activated,
         started=job.attempt.started or times.get(Status.PROCESSING),
         env_digest=job.attempt.env_digest or environment,

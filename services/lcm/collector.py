@@ -4,11 +4,14 @@ A Guardian leaves nothing behind. Leftovers come from processes that died betwee
 effect late. The collector acts only for the dispatcher that leads, on leftovers seen in two collections in a row, and
 after a linearizable read of the job's own document has shown that the job holds nothing or does not exist. A document
 that cannot be read protects its job.
+
+A pod that does not end, e.g. on a node that hangs, makes the removal of its job fail after minutes. It stops no other
+job: a collection ends after a few such failures in a row, and the next one begins after the last job that was tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import structlog
@@ -21,6 +24,7 @@ from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.status_store import StatusStore
 from services.core.use_cases.jobs import all_jobs
 from services.lcm.instrumentation import Instrumentation
+from services.lcm.turn import Turn
 
 _HIGHEST_TERM: Final = 2**53
 """Higher than the term of any Guardian: for learners of jobs that have no document."""
@@ -31,11 +35,14 @@ class Collector:
     def __init__(self, jobs: JobStore, status: StatusStore, cluster: Cluster, instrumentation: Instrumentation) -> None:
         self._jobs, self._status, self._cluster, self._instrumentation = jobs, status, cluster, instrumentation
         self._suspects: dict[str, frozenset[str]] = {}
+        self._tried: dict[str, str] = {}
+        """Place -> the job with which its last collection ended early; empty if it tried all jobs."""
 
     async def collect(self, term: int) -> int:
         """Removes the leftovers that the last collection has seen, too. Returns how many jobs' leftovers were removed.
 
-        Raises StaleFence if the dispatcher of this term does not lead any more, Unavailable if a store is away.
+        Raises StaleFence if the dispatcher of this term does not lead any more, Unavailable if a store is away, or if
+        the removal of some jobs in a row fails for that reason.
         """
         with_keys = {parse_job_key(entry.key).job_id for entry in await self._status.list(JOBS)}
         on_cluster = await self._cluster.jobs(cached=True)
@@ -45,8 +52,22 @@ class Collector:
             raise StaleFence("a newer dispatcher leads")
         removed = 0
         for place, job_ids in (("status", with_keys), ("cluster", on_cluster)):
-            for job_id in self._seen_twice(place, job_ids, holding):
+            removed += await self._remove_all(place, self._seen_twice(place, job_ids, holding))
+        return removed
+
+    async def _remove_all(self, place: str, job_ids: Sequence[str]) -> int:
+        """Returns how many jobs' leftovers were removed. Raises Unavailable after a few failures in a row."""
+        removed, turn, last = 0, Turn(), self._tried.get(place, "")
+        for job_id in sorted(job_ids, key=lambda job_id: (job_id <= last, job_id)):
+            try:
                 removed += await self._remove(place, job_id)
+            except Unavailable as error:
+                log.warning("leftover.not_removed", where=place, job=job_id, why=str(error))
+                self._tried[place] = job_id
+                turn.failed(error)
+            else:
+                turn.succeeded()
+        self._tried.pop(place, None)
         return removed
 
     def _seen_twice(self, place: str, job_ids: Collection[str], holding: Collection[str]) -> list[str]:

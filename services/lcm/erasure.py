@@ -28,6 +28,7 @@ from services.core.use_cases.code_removal import Candidate, code_key
 from services.core.use_cases.jobs import update
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.settings import LcmSettings
+from services.lcm.turn import Turn
 
 _JOBS: Final = 50
 """Deleted jobs of one turn."""
@@ -40,8 +41,6 @@ _UNNAMED: Final = 10_000
 _TENANTS: Final = "tenants/"
 _RETRY_S: Final = 60.0
 """Pause before a job that could not be erased is tried again."""
-_AWAY: Final = 3
-"""So many failures in a row mean that the store is away, and end the turn."""
 _STALE_S: Final = 5.0
 """Code is removed at most so long after its removal began, on a clock that does not stop with the process."""
 log = structlog.get_logger()
@@ -69,32 +68,6 @@ class _Removed:
     objects: int
     size: int
     """Bytes."""
-
-
-class _Turn:
-    """Tells a store that is away from one that refuses single jobs or objects, which must not stop the others."""
-
-    def __init__(self) -> None:
-        self._tried = self._in_a_row = 0
-        self._last: Unavailable | None = None
-
-    def succeeded(self) -> None:
-        self._tried, self._in_a_row = self._tried + 1, 0
-
-    def failed(self, error: WeftError) -> None:
-        """Raises Unavailable if the store is away."""
-        self._tried += 1
-        if not isinstance(error, Unavailable):
-            self._in_a_row = 0
-            return
-        self._in_a_row, self._last = self._in_a_row + 1, error
-        if self._in_a_row == _AWAY:
-            raise error
-
-    def end(self) -> None:
-        """Raises Unavailable if nothing succeeded for that reason."""
-        if self._last is not None and self._in_a_row == self._tried:
-            raise self._last
 
 
 class Eraser:
@@ -129,7 +102,7 @@ class Eraser:
         """
         until = self._ports.clock.now_ms() - round(self._settings.deleted_keep_s * 1000)
         page = await self._ports.jobs.to_erase(deleted_until=until, after=self._after, limit=_JOBS)
-        number, objects, turn = 0, 0, _Turn()
+        number, objects, turn = 0, 0, Turn()
         now_s = self._ports.clock.boottime()
         self._retry_s = {job_id: time_s for job_id, time_s in self._retry_s.items() if time_s > now_s}
         for job in page:
@@ -200,7 +173,7 @@ class Eraser:
         """
         page = await code_removal.candidates(self._ports.records, after=self._candidate, limit=_CODES)
         self._candidate = page[-1].record.id if len(page) == _CODES else None
-        number, turn = 0, _Turn()
+        number, turn = 0, Turn()
         for candidate in page:
             due = candidate.since + round(self._settings.code_grace_s * 1000) <= self._ports.clock.now_ms()
             if candidate.removing or (due and self._all_readable()):

@@ -95,6 +95,8 @@ class Checker:
         self._killed_at: dict[str, float] = {}
         """Job -> when its owner requested the kill."""
         """(job, attempt) -> when the verdict was written, by the true clock."""
+        self._rebound: dict[tuple[str, int, str], float] = {}
+        """(job, attempt, learner) -> when its document got another node for it."""
 
     def _breach(self, invariant: str, what: str) -> None:
         self.breaches.append(Breach(self._clock(), invariant, what))
@@ -129,6 +131,8 @@ class Checker:
         elif prior.verdict is None and new.verdict is not None:
             self._verdicts[new.id, new.attempt.number] = self._clock()
             self._check_verdict(by, new)
+        if new.attempt.number == prior.attempt.number and new.attempt.placement != prior.attempt.placement:
+            self._check_nodes(prior, new)
         if prior.released is None and new.released is not None:
             self._released(new)
         if new.counters.retries != prior.counters.retries:
@@ -145,7 +149,10 @@ class Checker:
             self._check_capacity(new)
 
     def _check_capacity(self, new: Any) -> None:
-        """The unreleased admissions of the leading dispatcher fit on each node."""
+        """The unreleased admissions of the leading dispatcher fit on each node.
+
+        A node that a document got since the dispatcher's last round cannot be known to it.
+        """
         counted = [
             job
             for job in self.documents.holding()
@@ -155,10 +162,27 @@ class Checker:
             cpus = gpus = 0.0
             for job in counted:
                 for name, placed_on in job.attempt.placement.items():
-                    if placed_on == node:
+                    if placed_on == node and not self._rebound_lately(job, name):
                         need = self._declared[job.id].learners[name]
                         cpus, gpus = cpus + need[0], gpus + need[1]
             self._check_fits(node, cpus, gpus, f"after the admission of {new.id} unreleased admissions need")
+
+    def _rebound_lately(self, job: Any, name: str) -> bool:
+        """Whether the dispatcher may have counted the learner on the node that its document had before."""
+        rebound = self._rebound.get((job.id, job.attempt.number, name))
+        return rebound is not None and rebound > self._clock() - _BLIND_S
+
+    def _check_nodes(self, prior: Any, new: Any) -> None:
+        """A document names other nodes for its learners: those that the cluster has bound them to."""
+        gang = self.learners.gang(new.id, new.attempt.number)
+        if new.attempt.placement.keys() != prior.attempt.placement.keys():
+            self._breach("quota never exceeded", f"other learners of {new.id} are charged than were placed")
+        for name, node in new.attempt.placement.items():
+            if node == prior.attempt.placement.get(name):
+                continue
+            self._rebound[new.id, new.attempt.number, name] = self._clock()
+            if name not in gang or gang[name].node != node:
+                self._breach("quota never exceeded", f"{new.id}/{name} is charged on {node}, where it is not bound")
 
     def _check_fits(self, node: str, cpus: float, gpus: float, what: str) -> None:
         total = self._nodes[node]

@@ -122,12 +122,14 @@ class PodPlatform(SimulatedPlatform):
         return PodChecker(nodes, asyncio.get_running_loop().time)
 
     def new_cluster(self, clock: ProcessClock) -> Any:
-        """Every second seed has a cluster with native gangs."""
+        """Every second seed has a cluster with native gangs, and every fourth one whose scheduler departs from Weft."""
         self.trouble = ApiTrouble()
         self._clusters: dict[str, ProcessCluster] = {}
-        return SimulatedKubernetes(
+        kubernetes = SimulatedKubernetes(
             NODES, self.checker, self.network.chance, now_ms=clock.now_ms, native_gangs=self._seed % 2 == 1
         )
+        kubernetes.departs = self._seed % 4 == 1
+        return kubernetes
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -106,6 +106,8 @@ class SimulatedKubernetes:
         """Called with the job of the next pod that is bound."""
         self.blocked: dict[tuple[str, int], Blocked] = {}
         self.hides_activation = False
+        self.departs = False
+        """Its scheduler takes another node than the preferred one where it can, as for rules of its own."""
         self.pace = 1.0
         """Images that are pulled from now on take this share of their time."""
         self._nodes = {node.name: node for node in nodes}
@@ -315,7 +317,7 @@ class SimulatedKubernetes:
             plan = self._learners[pod["metadata"]["uid"]].plan
             required, preferred = affinity_of(pod)
             candidates = [name for name in free if not required or name == required]
-            candidates.sort(key=lambda name: name != preferred)
+            candidates.sort(key=lambda name: (name == preferred) is self.departs)
             fits = [name for name in candidates if free[name][0] >= plan.cpus and free[name][1] >= plan.gpus]
             if not fits:
                 return None

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from services.core.adapters.identity import LearnerTokenVerifier
 from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.codec import dump, load
-from services.core.domain.job import Attempt, Job, State, new_job
+from services.core.domain.job import Attempt, Job, Rerun, State, new_job
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.sizes import SIZES
 from services.core.domain.spec import parse_spec
@@ -273,6 +273,50 @@ def test_a_plan_gives_every_learner_its_rank_its_node_and_its_own_token() -> Non
     assert plan.checkpoint_attempts == (1,)
     # The digest of a repeatable run depends neither on secrets nor on the Guardian's term.
     assert digest(plan) == digest(render(job, SPEC, term=9, mint=lambda _: "other", sizes=SIZES))
+
+
+PROPOSED = {"ps-0": "a", "worker-0": "a", "worker-1": "b"}
+
+
+def bound(attempt: int = 1, **nodes: str) -> Observation:
+    """Learners by name, with ``_`` for ``-``; an empty node: not bound."""
+    pods = [
+        LearnerProcess(name=name.replace("_", "-"), attempt=attempt, state="starting", node=node)
+        for name, node in nodes.items()
+    ]
+    return Observation(learners=pods, attempts=[attempt])
+
+
+def test_a_gang_stays_where_it_was_placed_until_all_of_it_is_bound() -> None:
+    attempt = Attempt(number=1, placement=PROPOSED)
+    part = bound(ps_0="c", worker_0="c", worker_1="")
+    assert observed_state.bound_placement(attempt, part) == PROPOSED
+    assert observed_state.bound_placement(attempt, bound(ps_0="c", worker_0="c")) == PROPOSED
+    whole = bound(ps_0="c", worker_0="c", worker_1="b", stranger_0="d")
+    assert observed_state.bound_placement(attempt, whole) == {"ps-0": "c", "worker-0": "c", "worker-1": "b"}
+
+
+def test_a_learner_of_a_running_gang_that_is_bound_nowhere_stays_where_it_was() -> None:
+    attempt = Attempt(number=1, placement=PROPOSED, committed=True)
+    assert observed_state.bound_placement(attempt, observed_state.EMPTY) == PROPOSED
+    assert observed_state.bound_placement(attempt, bound(ps_0="c", worker_0="")) == {**PROPOSED, "ps-0": "c"}
+
+
+def test_pods_of_other_attempts_and_earlier_runs_do_not_say_where_a_learner_is() -> None:
+    rerun = Rerun(run=2, time=1, not_before=1, reason="LearnerLost", message="")
+    attempt = Attempt(number=2, placement=PROPOSED, committed=True, reruns={"ps-0": rerun})
+    assert observed_state.bound_placement(attempt, bound(1, worker_0="c")) == PROPOSED
+    assert observed_state.bound_placement(attempt, bound(2, ps_0="c")) == PROPOSED
+
+
+def test_nodes_that_were_chosen_by_the_cluster_are_recorded_without_other_news() -> None:
+    job = a_job(Status.DOWNLOADING)
+    job = replace(job, attempt=replace(job.attempt, committed=True, placement={"worker-0": "a"}))
+    begun = {"worker-0": fetching("worker-0", 0)}
+    at_work = bound(job.attempt.number, worker_0="b")
+    moved = observed_state.with_observed(job, begun, expected=1, activated=True, now=1_000, observed=at_work)
+    assert moved.attempt.placement == {"worker-0": "b"}
+    assert observed_state.with_observed(moved, begun, expected=1, activated=True, now=1_000, observed=at_work) is moved
 
 
 def fetching(name: str, rank: int, **startup: Span) -> LearnerStatus:

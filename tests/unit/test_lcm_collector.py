@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
-from services.core.domain.errors import StaleFence
+from services.core.domain.errors import StaleFence, Unavailable
 from services.core.domain.status import Status
 from services.core.ports.job_store import DispatcherDoc
 from services.lcm.collector import Collector
 from services.lcm.instrumentation import Instrumentation
 from tests.documents import a_learner, a_plan
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.memory.cluster import MemoryCluster
 from tests.testbed.tripwire import Tripwire
 
 pytestmark = pytest.mark.looptime(noop_cycles=0)
@@ -129,6 +132,54 @@ async def test_leftovers_are_removed_after_the_status_store_returns(plane: Contr
     await plane.status.put("/jobs/jghost/attempt", "{}")
     await asyncio.sleep(50)
     assert await plane.leftovers() == []
+
+
+class StuckPods(MemoryCluster):
+    """The pods of these jobs do not end."""
+
+    def __init__(self, plane: ControlPlane, stuck: Collection[str]) -> None:
+        super().__init__(plane.cluster.nodes, now_ms=plane.clock.now_ms)
+        self.stuck = stuck
+        self.tried: list[str] = []
+
+    async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
+        self.tried.append(job_id)
+        if job_id in self.stuck:
+            raise Unavailable("pods do not end")
+        await super().teardown(job_id, attempt=attempt, term=term)
+
+
+async def test_a_pod_that_does_not_end_keeps_no_other_job_s_leftovers(plane: ControlPlane) -> None:
+    plane.cluster = StuckPods(plane, {"jb"})
+    collector = Collector(plane.jobs, plane.status, plane.cluster, Instrumentation(CollectorRegistry()))
+    for job_id in ("ja", "jb", "jc", "jd"):
+        await learner_of(plane, job_id)
+    await collector.collect(0)
+    with capture_logs() as logs:
+        assert await collector.collect(0) == 3
+    assert plane.cluster.present() == ["jb"]
+    assert [(entry["job"], entry["why"]) for entry in logs if entry["event"] == "leftover.not_removed"] == [
+        ("jb", "pods do not end")
+    ]
+
+
+async def test_a_collection_ends_after_three_failures_in_a_row_and_the_next_one_begins_after_them(
+    plane: ControlPlane,
+) -> None:
+    plane.cluster = cluster = StuckPods(plane, {"ja", "jb", "jc"})
+    collector = Collector(plane.jobs, plane.status, cluster, Instrumentation(CollectorRegistry()))
+    for job_id in ("ja", "jb", "jc", "jd"):
+        await learner_of(plane, job_id)
+    await collector.collect(0)
+    with pytest.raises(Unavailable):
+        await collector.collect(0)
+    assert cluster.tried == ["ja", "jb", "jc"]
+    cluster.tried.clear()
+    with pytest.raises(Unavailable):
+        await collector.collect(0)
+    assert (cluster.tried, cluster.present()) == (["jd", "ja", "jb", "jc"], ["ja", "jb", "jc"])
+    cluster.stuck = ()
+    assert await collector.collect(0) == 3
 
 
 async def test_the_life_cycle_manager_removes_leftovers_periodically(plane: ControlPlane) -> None:

@@ -78,7 +78,8 @@ class Attempt:
     startup: Mapping[str, Span] = field(default_factory=dict)
     """Step of its start-up (``startup.OBSERVED``) -> when it began and ended, as far as it is known."""
     placement: Mapping[str, str] = field(default_factory=dict)
-    """Learner (``worker-0``) -> node."""
+    """Learner (``worker-0``) -> node: the dispatcher's choice, then where the cluster has bound the learner. This is
+    charged."""
     committed: bool = False
     """Every learner is provisioned. A committed attempt is not rolled back for slow provisioning."""
     plan_digest: str = ""

@@ -197,6 +197,8 @@ class MemoryCluster:
         """Called after a learner's process was started."""
         self.on_end: Callable[[MemoryLearner], None] = lambda _: None
         """Called after a learner's process ended, or was stopped before its start."""
+        self.bind: Callable[[MemoryLearner], str] = lambda learner: learner.plan.node
+        """Returns the node that the cluster's own scheduler takes for a learner, when the learner is activated."""
         self.done: list[tuple[str, AttemptPlan]] = []
         """The steps that were carried out, each with its plan."""
         self.blocked: dict[tuple[str, int], Blocked] = {}
@@ -298,6 +300,7 @@ class MemoryCluster:
                 self.on_spawn(learner)
             elif step == "activate" and not learner.active:
                 learner.active = True
+                learner.plan = replace(learner.plan, node=self.bind(learner))
                 learner.notify()
         self.done.append((step, plan))
 
