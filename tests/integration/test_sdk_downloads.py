@@ -22,10 +22,10 @@ async def test_a_download_over_a_cut_connection_goes_on_where_it_stopped(tmp_pat
         job = (await api.submit())["id"]
         key = f"tenants/default/jobs/{job}/attempts/1/results/worker-0/model"
         await api.services.artifacts._objects.put(key, chunks())
-        cuts, seen = [len(CONTENT) // 4, len(CONTENT) // 2], [0]
+        cuts, counts = [len(CONTENT) // 4, len(CONTENT) // 2], [0]
 
         def cut(done: int, _all: int) -> None:
-            seen.append(done)
+            counts.append(done)
             if cuts and done > cuts[0]:
                 cuts.pop(0)
                 proxy.cut()
@@ -35,4 +35,4 @@ async def test_a_download_over_a_cut_connection_goes_on_where_it_stopped(tmp_pat
             [path] = await client.jobs.download(job, tmp_path / "here", on_bytes=cut)
     assert path.read_bytes() == CONTENT
     assert cuts == []
-    assert seen == sorted(seen), "no byte was fetched twice"
+    assert counts == sorted(counts), "no byte was fetched twice"
