@@ -287,6 +287,18 @@ BLOCKED = [
         pod({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "x" not found'}}),
     ),
     (
+        "ConfigMissing",
+        False,
+        pod(
+            {
+                "waiting": {
+                    "reason": "CreateContainerConfigError",
+                    "message": "failed to sync secret cache: timed out waiting for the condition",
+                }
+            }
+        ),
+    ),
+    (
         "ImageUnusable",
         True,
         pod(

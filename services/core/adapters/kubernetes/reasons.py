@@ -176,6 +176,8 @@ _NEVER_PULLED: Final = re.compile(
     re.IGNORECASE,
 )
 _FINAL_WAITS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError"})
+_NOT_READ_YET: Final = re.compile(r"failed to sync (?:configmap|secret) cache|context deadline exceeded", re.IGNORECASE)
+"""Of a CreateContainerConfigError: a kubelet that has not read the secret or config map yet. It tries again."""
 
 
 def not_started(pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]] = ()) -> Problem | None:
@@ -251,7 +253,7 @@ def _pull_error(text: str, container: Mapping[str, Any]) -> str:
 
 def _is_final(reason: PodReason, waiting: str, text: str) -> bool:
     if waiting in _FINAL_WAITS:
-        return True
+        return _NOT_READ_YET.search(text) is None
     if reason is PodReason.IMAGE_PULL_FAILED:
         return _NEVER_PULLED.search(text) is not None
     return reason in {PodReason.IMAGE_UNUSABLE, PodReason.OUT_OF_MEMORY}
