@@ -213,28 +213,31 @@ def blocked(attempt: int, observed: Observation) -> LearnerProcess | None:
 
 
 def not_stored(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> list[str]:
-    """Names of learners that have run and whose helpers still have to store results. One that never ran has none."""
+    """Names of learners that may have run and whose helpers still have to store results. One that never ran has none.
+
+    ``observed``: after the stop of the attempt, which also ends those that have not started.
+    """
     return [process.name for process in _with_results(attempt, learners, observed) if process.can_store]
 
 
 def _with_results(attempt: int, learners: Mapping[str, LearnerStatus], observed: Observation) -> list[LearnerProcess]:
-    """Learners on the cluster that have run and whose results are not stored, by name."""
+    """Learners on the cluster that may have run and whose results are not stored, by name."""
     return sorted(
         (
             process
             for process in observed.learners
             if process.attempt == attempt
-            and _has_run(process, learners.get(process.name))
+            and _may_have_run(process, learners.get(process.name))
             and (process.name not in learners or learners[process.name].phase is not Phase.STORED)
         ),
         key=lambda process: process.name,
     )
 
 
-def _has_run(process: LearnerProcess, learner: LearnerStatus | None) -> bool:
-    """True if the cluster has seen its start, or has no record of it and its helper has reported one."""
+def _may_have_run(process: LearnerProcess, learner: LearnerStatus | None) -> bool:
+    """False if the cluster knows that it never ran, or has no record of it and its helper has reported no start."""
     reported = learner is not None and Phase.PROCESSING.value in learner.times
-    return process.started is not None or (reported and not process.readable)
+    return process.started is not None or process.may_have_started or (reported and not process.readable)
 
 
 def storage_failures(

@@ -100,6 +100,12 @@ async def test_failing_jobs_that_wait_for_each_other_s_hardware_are_not_late_by_
     assert not sums["failures"], describe(sums["failures"][0], KUBERNETES)
 
 
+@pytest.mark.parametrize("seed", [1033, 1462])
+async def test_results_are_stored_although_no_report_names_the_start_of_their_learner(seed: int) -> None:
+    sums = await run_seeds(KUBERNETES, seed, 1)
+    assert not sums["failures"], describe(sums["failures"][0], KUBERNETES)
+
+
 @pytest.mark.parametrize(("cluster", "count"), [(LOCAL, 12), (KUBERNETES, 6)])
 async def test_a_seed_gives_the_same_run_in_every_process(cluster: str, count: int) -> None:
     runs = (run_seeds(cluster, 500, count, PYTHONHASHSEED=hash_seed) for hash_seed in ("1", "2"))

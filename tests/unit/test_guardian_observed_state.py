@@ -98,6 +98,16 @@ def test_results_are_waited_for_although_the_status_store_has_lost_every_report(
     assert observed_state.not_stored(1, known, observed) == ["worker-0"]
 
 
+def test_results_are_waited_for_while_the_report_of_a_start_may_be_missing() -> None:
+    pod = LearnerProcess(name="worker-0", attempt=1, state="waiting", may_have_started=True)
+    observed = Observation(learners=[pod], attempts=[1])
+    assert observed_state.not_stored(1, merged(observed=observed), observed) == ["worker-0"]
+    ready = merged(report("worker-0", 1, Phase.READY), observed=observed)
+    assert observed_state.not_stored(1, ready, observed) == ["worker-0"]
+    failed = merged(replace(report("worker-0", 1, Phase.STORED), reason="DataStoreDenied"), observed=observed)
+    assert observed_state.not_stored(1, failed, observed) == []
+
+
 def test_a_learner_that_never_ran_has_nothing_to_store() -> None:
     waiting = Observation(learners=[LearnerProcess(name="worker-0", attempt=1, state="waiting")], attempts=[1])
     known = merged(report("worker-0", 1, Phase.DOWNLOADING), observed=waiting)

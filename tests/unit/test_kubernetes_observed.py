@@ -428,6 +428,34 @@ def test_learner_on_a_node_that_is_not_reached_is_lost_unless_it_had_ended() -> 
     assert over.exit == Exit(time=ENDED_MS, code=0)
 
 
+@pytest.mark.parametrize(
+    ("document", "learner_report", "may_have_started"),
+    [
+        (pod(gated=True), None, False),
+        (pod(), None, False),
+        (pod(RUNNING, RUNNING), report(Phase.READY), True),
+        (pod(RUNNING, RUNNING), report(Phase.DOWNLOADING), True),
+        (pod(RUNNING, RUNNING), None, True),
+        (deleted(RUNNING, after_s=1), None, True),
+        # A kubelet writes that a container runs after it has started it.
+        (pod(RUNNING, {"waiting": {"reason": "PodInitializing"}}), report(Phase.DOWNLOADING), False),
+        (pod(RUNNING, {"waiting": {"reason": "PodInitializing"}}), report(Phase.READY), True),
+        (pod(RUNNING, {"waiting": {"reason": "PodInitializing"}}), None, True),
+        # The start, or the end, is recorded.
+        (pod(RUNNING, RUNNING), STARTED, False),
+        (pod(RUNNING, RUNNING), report(Phase.STORING, exit=Exit(time=1, signal=15, stop_cause="halt")), False),
+        (pod(RUNNING, ended(143, record(signal=15, stop_cause="halt"))), None, False),
+        (pod(RUNNING, RUNNING, phase="Failed"), None, False),
+    ],
+)
+def test_a_learner_may_have_started_while_its_containers_run_and_its_end_is_not_recorded(
+    document: Document, learner_report: LearnerStatus | None, *, may_have_started: bool
+) -> None:
+    context = Context(now=NOW, report=learner_report)
+    assert observe(document, context).may_have_started is may_have_started
+    assert not observe(document, replace(context, node_lost=True)).may_have_started
+
+
 def test_results_of_a_pod_that_has_ended_are_not_waited_for() -> None:
     running = pod(RUNNING, ended(0, record(code=0)))
     assert observe(running, Context(now=NOW, report=STARTED)).can_store

@@ -66,6 +66,10 @@ class LearnerProcess:
     pid: int | None = None
     started: int | None = None
     """Unix ms of the process's start; None: not started."""
+    may_have_started: bool = False
+    """``started`` is None, but only its helper reports a start, and this report may be under way or lost. True until
+    the cluster has a record of its end, or cannot get one.
+    """
     exit: Exit | None = None
     stored: bool = False
     """Its helper has stored all results and ended. Kept here too, because the status store may lose its data."""

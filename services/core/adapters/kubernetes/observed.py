@@ -23,7 +23,7 @@ from services.core.domain.document import MAX_TIME_MS
 from services.core.domain.learner import Exit, LearnerStatus
 from services.core.domain.sizes import Size, as_devices
 from services.core.domain.startup import Span, Step
-from services.core.domain.status import Phase
+from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.ports.cluster import LearnerProcess
 from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER, SCHEDULING_GATE
 
@@ -103,6 +103,7 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
         run=0 if started is None else names.run_of(pod),
         planned_run=names.run_of(pod),
         started=started,
+        may_have_started=started is None and terminated is None and _start_is_unknown(pod, context),
         exit=end,
         stored=(report is not None and report.phase is Phase.STORED) or last.get("phase") == Phase.STORED.value,
         reason=problem.reason.value if problem else str(last.get("reason", "")),
@@ -125,7 +126,13 @@ def observe(pod: Document, context: Context) -> LearnerProcess:
 def relevant(reports: Mapping[tuple[int, str], LearnerStatus]) -> object:
     """Returns what an observation depends on of the reports: equal values give equal observations."""
     return {
-        learner: (report.run, report.phase is Phase.STORED, report.times.get(Phase.PROCESSING.value), report.exit)
+        learner: (
+            report.run,
+            _is_ready(report),
+            report.phase is Phase.STORED,
+            report.times.get(Phase.PROCESSING.value),
+            report.exit,
+        )
         for learner, report in reports.items()
     }
 
@@ -249,8 +256,12 @@ def _state(pod: Document, end: Exit | None, started: int | None) -> str:
         return "running"
     if is_gated(pod):
         return "inert"
-    both = all(container_state(pod, name, "running") is not None for name in (HELPER_CONTAINER, LEARNER_CONTAINER))
-    return "waiting" if both else "starting"
+    return "waiting" if _both_run(pod) else "starting"
+
+
+def _both_run(pod: Document) -> bool:
+    """True if its helper's and its learner's container run."""
+    return all(container_state(pod, name, "running") is not None for name in (HELPER_CONTAINER, LEARNER_CONTAINER))
 
 
 def _end_by_cluster(
@@ -372,6 +383,23 @@ def _started(report: LearnerStatus | None, terminated: Document | None, message:
     if terminated is None or message is None or (message.stop_cause and message.signal):
         return None
     return _time_ms(terminated.get("startedAt"))
+
+
+def _start_is_unknown(pod: Document, context: Context) -> bool:
+    """Whether its command may run although no report says so. A stop ends it, and then its end is recorded.
+
+    While both containers run, a report of the start may be under way, or lost. A kubelet starts a container before its
+    status says so: of a container that waits by its status, the helper's report decides, and a lost one may have said
+    that all is ready.
+    """
+    if context.node_lost or _has_ended(pod) or (context.report is not None and context.report.exit is not None):
+        return False
+    return _both_run(pod) or (has_begun(pod) and (context.report is None or _is_ready(context.report)))
+
+
+def _is_ready(report: LearnerStatus) -> bool:
+    """True once a helper has reported that its learner's process can start."""
+    return PHASE_ORDER[report.phase] >= PHASE_ORDER[Phase.READY]
 
 
 def _last_report(pod: Document) -> Document:
