@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final, TextIO
@@ -82,7 +82,7 @@ _HOMES: Final = {name: entry for section in COMMANDS.values() for name, entry in
 
 
 @contextmanager
-def _closed_pipe_ends() -> Iterator[None]:
+def _closed_pipe_ends() -> Generator[None, None, None]:
     """`weft logs | head`: the reader has read enough. click would exit with 1."""
     try:
         yield
