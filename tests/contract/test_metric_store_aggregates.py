@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import apsw
 import pytest
 
 from services.core.adapters.sqlite.metrics import SqliteMetricStore
+from services.core.adapters.sqlite.metrics.tallies import read_aggregates
+from services.core.domain.usage import CPU, USAGE
 from services.core.ports.metric_store import Aggregate, Batch, Column, MetricStore, Point, PointQuery
-from tests.testbed.metric_batches import JOB, METRICS, OTHER, metrics
+from tests.testbed.metric_batches import JOB, METRICS, OTHER, curve, metrics
 
 
 @pytest.fixture(params=["sqlite"])
@@ -58,6 +60,71 @@ async def test_aggregates_and_columns_are_of_the_newest_attempt_and_the_lowest_r
     few = await store.whole_columns(JOB, ["loss"], None, most=1)
     assert few == {"loss": Column([1, 2], (), 2)}, "two at least"
     assert await store.columns(JOB, {"loss": [1, 2, 3]}, None) == {"loss": Column([1, 2], [2.0, 2.5])}
+
+
+def cpu(attempt: int, value: float) -> Batch:
+    """A sample of usage, which the helper takes before the training reports anything."""
+    source = replace(METRICS, attempt=attempt, source="usage")
+    return Batch(source, 0, 10, (), [Point(0, 1000, CPU, None, value, USAGE)])
+
+
+async def test_metrics_stay_visible_while_a_new_attempt_has_reported_only_its_usage(store: MetricStore) -> None:
+    """A lost node: a sample of CPU of attempt 2 hid the curves of attempt 1, for ever if attempt 2 failed early."""
+    await store.append(JOB, [metrics(0, (1, 0.5), (2, 0.1)), cpu(1, 1.0)])
+    await store.append(JOB, [cpu(2, 3.0)])
+    assert await curve(store) == [(1, 0.5), (2, 0.1)]
+    assert [shown(aggregate) for aggregate in await store.aggregates(JOB)] == [("loss", {}, 0, 2, "0.1@2 0.1@2 0.5@1")]
+    assert await store.whole_columns(JOB, ["loss"], None, most=9) == {"loss": Column([1, 2], [0.5, 0.1])}
+    assert await store.columns(JOB, {"loss": [2]}, None) == {"loss": Column([2], [0.1])}
+    assert await curve(store, PointQuery(attempt=2)) == []
+    await store.append(JOB, [metrics(0, (1, 0.7), source=replace(METRICS, attempt=2))])
+    assert await curve(store) == [(1, 0.7)]
+    assert [aggregate.last for aggregate in await store.aggregates(JOB)] == [0.7]
+
+
+async def test_usage_is_of_the_newest_attempt_also_before_its_training_reports(store: MetricStore) -> None:
+    await store.append(JOB, [cpu(1, 1.0)])
+    assert await curve(store, PointQuery(names=(CPU,))) == [(None, 1.0)]
+    assert await curve(store) == []
+    await store.append(JOB, [metrics(0, (1, 0.5)), cpu(2, 3.0)])
+    assert [aggregate.last for aggregate in await store.usage(JOB)] == [3.0]
+    assert await curve(store, PointQuery(names=(CPU,))) == [(None, 3.0)]
+    assert [aggregate.last for aggregate in await store.aggregates(JOB, [CPU, "loss"])] == [0.5, 3.0]
+    await store.append(JOB, [metrics(0, (1, 0.7), source=replace(METRICS, attempt=3))])
+    assert await store.usage(JOB) == [], "that of an older attempt is not what its learners use now"
+
+
+async def test_aggregates_of_the_newest_attempt_cost_the_same_after_many_attempts(tmp_path: Path) -> None:
+    """Reads of a job's numbers search the index of the attempts: they do not read the series of older ones."""
+    steps: dict[str, int] = {}
+    for job, attempts in ((JOB, 2), (OTHER, 20)):
+        store = await SqliteMetricStore.open(tmp_path)
+        for attempt in range(1, attempts + 1):
+            source = replace(METRICS, attempt=attempt)
+            names = [Point(at, 1, f"m{at}", 1, 1.0) for at in range(50)]
+            await store.append(job, [Batch(source, 0, 50, (), names), cpu(attempt, 1.0)])
+        await store.append(job, [cpu(attempts + 1, 1.0)])
+        await store.close()
+        steps[job] = _steps_of_sqlite(tmp_path / job, lambda reader: len(read_aggregates(reader, ())) == 50)
+    assert steps[OTHER] < 1.2 * steps[JOB]
+
+
+def _steps_of_sqlite(job: Path, read: Callable[[apsw.Connection], bool]) -> int:
+    """Dozens of instructions of SQLite's virtual machine."""
+    steps = 0
+
+    def count() -> bool:
+        nonlocal steps
+        steps += 1
+        return False
+
+    reader = apsw.Connection(str(job / "index.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        reader.set_progress_handler(count, 12)
+        assert read(reader)
+        return steps
+    finally:
+        reader.close()
 
 
 async def test_a_column_has_the_latest_value_of_each_step(store: MetricStore) -> None:

@@ -162,6 +162,7 @@ class PointQuery:
 class Aggregate:
     """What was reported of one metric: of a name and context, by the lowest rank of the newest attempt.
 
+    That is the newest one that reported any but usage; for usage, the newest one that reported anything.
     Every reported value counts, also of a step that was reported again. ``last`` may be NaN; NaN is neither smallest
     nor largest. ``low`` and ``high`` are NaN where no number was reported.
     """
@@ -289,7 +290,8 @@ class MetricStore(Protocol):
         """Returns curves: for each (name, context, rank) the latest value of each step, in order of steps.
 
         Points without a step follow. Only points of ``query.attempt`` count, or, without it, of the newest attempt that
-        reported any; of a window in steps or time only the points in it. ``query.after_seq`` is ignored.
+        reported any but usage (for curves of usage: the newest that reported anything); of a window in steps or time
+        only the points in it. ``query.after_seq`` is ignored.
         """
         ...
 
@@ -322,7 +324,8 @@ class MetricStore(Protocol):
     ) -> Mapping[str, Column]:
         """Returns the latest values of metrics at these steps, by name; those without a series are left out.
 
-        Of several series the first context (with ``context`` None) and the lowest rank of the newest attempt count.
+        Of several series the first context (with ``context`` None) and the lowest rank of the newest attempt (as
+        in ``Aggregate``) count.
         """
         ...
 

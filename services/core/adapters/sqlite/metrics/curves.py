@@ -1,10 +1,10 @@
 """Reads metric points, as reported and as curves.
 
-A curve is one (name, context, rank) of the newest attempt that reported anything: the last value of each step, by step.
-Points without a step follow, in the order of their arrival. Long curves are thinned: a curve is divided into equal
-parts, and the smallest and the largest value of each part are kept, and a NaN if it has one, so that neither a spike
-nor a divergence disappears. The first and the last step are kept, too. Very long curves are thinned from chunks
-(``pyramid``), others by SQLite, without the interpreter's lock.
+A curve is one (name, context, rank) of the newest attempt that reported anything but usage (of usage: of the newest
+one that reported anything): the last value of each step, by step. Points without a step follow, in the order of their
+arrival. Long curves are thinned: a curve is divided into equal parts, and the smallest and the largest value of each
+part are kept, and a NaN if it has one, so that neither a spike nor a divergence disappears. The first and the last step
+are kept, too. Very long curves are thinned from chunks (``pyramid``), others by SQLite, without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import apsw
 import msgspec
 
 from services.core.adapters.sqlite.metrics.pyramid import bounds_of, thin
-from services.core.adapters.sqlite.metrics.tallies import NAMED, named
+from services.core.adapters.sqlite.metrics.tallies import NAMED, OF_NEWEST, named
 from services.core.ports.metric_store import Point, PointQuery, SourceId, StoredPoint
 
 MOST_POINTS: Final = 100_000
 """Of all thinned curves of a reading together: each point takes about 400 bytes."""
 SOURCES: Final = "SELECT id, attempt, role, rank, run, source, generation FROM sources"
+_ANY_ATTEMPT: Final = "TRUE"
+_OF_ATTEMPT: Final = "attempt = :attempt"
 _COLUMNS: Final = "p.seq, p.series, p.source, p.offset, p.time_ms, p.step, p.value"
 _WINDOW: Final = {
     "from_step": "step >= :from_step",
@@ -62,7 +64,7 @@ class PointReader:
         self._reader = reader
 
     def points(self, query: PointQuery, limit: int) -> list[StoredPoint]:
-        chosen = self._chosen(query, query.attempt)
+        chosen = self._chosen(query, _ANY_ATTEMPT if query.attempt is None else _OF_ATTEMPT)
         # '+' makes SQLite search by seq, not by series: a follower reads the newest few of all.
         rows = self._reader.execute(
             f"SELECT {_COLUMNS} FROM points p WHERE seq > :after AND +series IN (SELECT value FROM json_each(:chosen)) "
@@ -77,19 +79,14 @@ class PointReader:
         return list(self._stored(rows, chosen))
 
     def curves(self, query: PointQuery) -> list[StoredPoint]:
-        attempt = query.attempt
-        if attempt is None:
-            attempt = self._reader.execute("SELECT max(attempt) FROM series").get
-        if attempt is None:
-            return []
-        chosen = self._chosen(query, attempt)
+        chosen = self._chosen(query, OF_NEWEST if query.attempt is None else _OF_ATTEMPT)
         if query.max_points is not None and chosen:
             query = replace(query, max_points=min(query.max_points, max(1, MOST_POINTS // len(chosen))))
         rows = [row for series in chosen for row in self._curve(series, query)]
         return list(self._stored(rows, chosen))
 
     def latest(self) -> dict[str, StoredPoint]:
-        chosen = self._chosen(PointQuery(), None)
+        chosen = self._chosen(PointQuery(), _ANY_ATTEMPT)
         rows = self._reader.execute(
             f"SELECT {_COLUMNS} FROM "
             f"(SELECT name, max(last_seq) AS seq FROM series WHERE {NAMED} GROUP BY name) newest "
@@ -113,13 +110,12 @@ class PointReader:
             return self._reader.execute(latest + _CURVE, values).fetchall()
         return self._reader.execute(latest + _THINNED, {**values, "stretches": max(1, most // 2)}).fetchall()
 
-    def _chosen(self, query: PointQuery, attempt: int | None) -> dict[int, tuple[str, Mapping[str, str]]]:
-        """Row id -> (name, context) of the series that match, in the order of curves."""
+    def _chosen(self, query: PointQuery, attempts: str) -> dict[int, tuple[str, Mapping[str, str]]]:
+        """Row id -> (name, context) of the series that match, in the order of curves. ``attempts``: SQL."""
         rows: list[Any] = self._reader.execute(
             "SELECT id, name, context FROM series WHERE (:rank IS NULL OR rank = :rank) "
-            "AND (:attempt IS NULL OR attempt = :attempt) "
-            f"AND {NAMED} ORDER BY name, context, rank, attempt",
-            {"rank": query.rank, "attempt": attempt, **named(query.names, with_usage=query.usage)},
+            f"AND {attempts} AND {NAMED} ORDER BY name, context, rank, attempt",
+            {"rank": query.rank, "attempt": query.attempt, **named(query.names, with_usage=query.usage)},
         ).fetchall()
         return {row_id: (name, msgspec.json.decode(context)) for row_id, name, context in rows}
 

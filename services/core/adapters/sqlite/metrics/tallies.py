@@ -26,14 +26,22 @@ PUT: Final = "INSERT OR REPLACE INTO tallies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 NAMED: Final = """CASE :names WHEN '[]' THEN :with_usage OR context != :usage
     ELSE name IN (SELECT value FROM json_each(:names)) END"""
 """SQL: which series match some names, with the values of ``named``. Without names: all, with those of usage or not."""
+_NEWEST: Final = "(SELECT max(attempt) FROM series)"
+_NEWEST_OF_TRAINING: Final = "(SELECT attempt FROM series WHERE context != :usage ORDER BY attempt DESC LIMIT 1)"
+# ruff: noqa: S608 - the parts of these statements are constants; values from outside are bound
+OF_NEWEST: Final = f"""attempt IN ({_NEWEST}, {_NEWEST_OF_TRAINING})
+    AND attempt = CASE context WHEN :usage THEN {_NEWEST} ELSE {_NEWEST_OF_TRAINING} END"""
+"""SQL: which series are of the newest attempt. Usage alone does not make an attempt the newest one of the training's
+metrics: it is measured before the training reports anything. IN lets SQLite search the index of the attempts.
+"""
 _VALUES: Final = "t.count, t.last, t.last_step, t.low, t.low_step, t.high, t.high_step"
 _OF_SERIES: Final = f"""
     SELECT s.id, s.rank, s.name, s.context, {_VALUES}
     FROM series s LEFT JOIN tallies t ON t.series = s.id AND t.seq = s.last_seq
-    WHERE s.attempt = (SELECT max(attempt) FROM series)
+    WHERE {OF_NEWEST}
     AND {NAMED}
-    ORDER BY s.name, s.context, s.rank"""  # noqa: S608 - our text
-_ALL: Final = f"SELECT s.id, {_VALUES} FROM series s JOIN tallies t ON t.series = s.id AND t.seq = s.last_seq"  # noqa: S608
+    ORDER BY s.name, s.context, s.rank"""
+_ALL: Final = f"SELECT s.id, {_VALUES} FROM series s JOIN tallies t ON t.series = s.id AND t.seq = s.last_seq"
 _POINTS: Final = "SELECT value, step FROM points WHERE series = ? ORDER BY seq"
 
 
@@ -123,8 +131,8 @@ def _aggregate(name: str, context: str, rank: int, tally: Tally) -> Aggregate:
     )
 
 
-_SERIES_OF: Final = """
-    SELECT id, context FROM series WHERE attempt = (SELECT max(attempt) FROM series) AND name = :name
+_SERIES_OF: Final = f"""
+    SELECT id, context FROM series WHERE {OF_NEWEST} AND name = :name
     AND (:context IS NULL OR context = :context) ORDER BY context, rank LIMIT 1"""
 _COUNT_STEPS: Final = "SELECT count(DISTINCT step) FROM points WHERE series = ? AND step IS NOT NULL"
 _STEPS_AT: Final = """
@@ -145,24 +153,30 @@ _AT: Final = """
 
 def read_whole_column(db: apsw.Connection, name: str, context: str | None, *, most: int) -> Column | None:
     """All steps of the series that ``read_column`` reads, with their values; of more than ``most`` some, without."""
-    series: Any = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
+    series = _series_of(db, name, context)
     if series is None:
         return None
-    rows = list(_rows(db.execute(_WHOLE, (series[0], most + 1))))
+    rows = list(_rows(db.execute(_WHOLE, (series, most + 1))))
     if len(rows) <= most:
         return _column(rows)
-    count: int = db.execute(_COUNT_STEPS, (series[0],)).get
+    count: int = db.execute(_COUNT_STEPS, (series,)).get
     places = json.dumps(even_places(count, most))
-    steps = _rows(db.execute(_STEPS_AT, {"series": series[0], "places": places}))
+    steps = _rows(db.execute(_STEPS_AT, {"series": series, "places": places}))
     return Column([step for (step,) in steps], (), count)
 
 
 def read_column(db: apsw.Connection, name: str, context: str | None, steps: Sequence[int]) -> Column | None:
     """The latest values at these steps, of the lowest rank of the newest attempt; None if there is no such series."""
-    series: Any = db.execute(_SERIES_OF, {"name": name, "context": context}).fetchone()
+    series = _series_of(db, name, context)
     if series is None:
         return None
-    return _column(list(_rows(db.execute(_AT, {"series": series[0], "steps": json.dumps(list(steps))}))))
+    return _column(list(_rows(db.execute(_AT, {"series": series, "steps": json.dumps(list(steps))}))))
+
+
+def _series_of(db: apsw.Connection, name: str, context: str | None) -> int | None:
+    """The row id of the series that a column is read from."""
+    row: Any = db.execute(_SERIES_OF, {"name": name, "context": context, "usage": context_text(USAGE)}).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _column(rows: Sequence[Any]) -> Column:
