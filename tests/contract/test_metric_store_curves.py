@@ -84,6 +84,21 @@ async def test_windows_of_a_very_long_curve_are_exact(store: MetricStore) -> Non
         assert len(shown) <= (query.max_points or 0) + 2
 
 
+@pytest.mark.parametrize("length", [30, 300, 3_000, 30_010])
+async def test_a_window_of_steps_has_no_points_without_a_step(store: MetricStore, length: int) -> None:
+    """On curves of thousands of points a window with ``to_step`` alone had some."""
+    await store.append(JOB, [metrics(0, *((None, float(at)) for at in range(length)))])
+    for query in (
+        PointQuery(to_step=5),
+        PointQuery(from_step=0),
+        PointQuery(from_step=0, to_step=2**62),
+        PointQuery(to_step=5, since_ms=0, until_ms=2**62),
+    ):
+        assert await curve(store, query) == []
+        assert await curve(store, replace(query, max_points=20)) == []
+    assert len(await curve(store, PointQuery(max_points=20, since_ms=0))) >= 20
+
+
 @pytest.mark.parametrize("again", [(7, 9.0), (None, 9.0)], ids=["a step again", "without a step"])
 async def test_a_very_long_curve_shows_points_out_of_order(store: MetricStore, again: tuple[int | None, float]) -> None:
     await store.append(JOB, [metrics(0, *((at, 5.0) for at in range(20_000)))])

@@ -152,6 +152,8 @@ class _Reader:
         tail = _points_after(self._db, self._series, self._chunk(full - 1), stepped=bool(stepped), most=2 * SPAN)
         if full * SPAN + len(tail) != count or not _in_order(tail):
             return Thinned(None)
+        if not stepped and (self._query.from_step is not None or self._query.to_step is not None):
+            return Thinned([])  # points without a step are in no window of steps
         a, b = self._inside(full)
         if self._has_strays(a, b, full, tail):
             return Thinned(None)
@@ -190,9 +192,8 @@ class _Reader:
         return a, max(a, b)
 
     def _value(self, number: int, column: int) -> int:
-        """NULL, of a series without steps, is before every step: no chunk of it is in a window of steps."""
-        value = self._chunk(number)[column]
-        return _BEFORE_ALL if value is None else int(value)
+        """Of a series with steps, or a time."""
+        return int(self._chunk(number)[column])
 
     def _is_in_time(self) -> bool:
         return self._query.since_ms is not None or self._query.until_ms is not None
