@@ -54,6 +54,20 @@ async def test_lines_beyond_the_bound_are_left_out_and_a_line_says_so_once(bound
     await store.close()
 
 
+async def test_no_lines_follow_the_line_that_says_so_also_after_a_restart(bounded: Bounded) -> None:
+    """Small batches were stored again after a restart: a log with gaps that nothing marked."""
+    bounds = JobBounds(log_bytes=1_000)
+    store = await bounded(bounds)
+    await store.append(JOB, [log(0, "first"), log(10, "".join(map(str, range(1_000))))])
+    for start in (20, 30):
+        await store.append(JOB, [log(start, "small")])
+        await store.close()
+        store = await bounded(bounds)
+    assert [text[:44] for text in await texts(store)] == ["first", "[weft: this job has stored 1000 bytes of log"]
+    assert await store.left_out(JOB) == {"log_bytes": 3}
+    await store.close()
+
+
 async def test_points_beyond_the_bound_are_left_out_and_sequence_numbers_have_no_gap(bounded: Bounded) -> None:
     store = await bounded(JobBounds(points=3))
     await store.append(JOB, [metrics(0, (0, 1.0), (1, 1.0))])

@@ -141,7 +141,6 @@ class Ledger:
     """Bytes of the stored blocks."""
     left_out: Counter[str] = field(default_factory=Counter)
     """All lines and points that are beyond a bound, by its name."""
-    _logs_full: bool = False
 
     def take(self, prepared: Prepared, change: Change) -> int:
         """Adds what is new of the batch to ``change``; returns its source's offset once that is committed."""
@@ -162,13 +161,15 @@ class Ledger:
         return source.committed
 
     def _take_lines(self, source: Source, prepared: Prepared, change: Change) -> None:
-        """Adds the lines. The first ones beyond the bound are replaced by a line that says so."""
+        """Adds the lines. The first ones beyond the bound are replaced by a line that says so; none follow it.
+
+        ``left_out`` is stored: after a restart, too, no small batch for which there is room makes a gap in the log.
+        """
         lines = prepared.batch.lines
-        self._logs_full = self._logs_full or self.log_bytes + len(prepared.block) > self.bounds.log_bytes
-        if self._logs_full:
-            is_first = not self.left_out["log_bytes"]
+        is_full = self.left_out["log_bytes"] > 0
+        if is_full or self.log_bytes + len(prepared.block) > self.bounds.log_bytes:
             self._leave_out("log_bytes", len(lines), change)
-            if not is_first:
+            if is_full:
                 return
             prepared = _notice(prepared.batch, self.bounds)
         change.blocks.append(NewBlock(source.id, self.lines + 1, prepared))
