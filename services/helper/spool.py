@@ -88,7 +88,7 @@ class Spool:
             self._has_unsaved = False
 
     def upload(self) -> dict[str, Any] | None:
-        """The object that is being sent in parts: ``{key, id, size, etags}``."""
+        """The object that is being sent in parts: ``{key, id, size, etags, digests}``."""
         return _read(self.root / _UPLOAD)
 
     def save_upload(self, document: dict[str, Any] | None) -> None:
