@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping
 from copy import deepcopy
 
 import pytest
@@ -37,7 +37,7 @@ class Kept:
 
 
 @contextlib.contextmanager
-def transferring(place: Bucket, wire: Wire | None = None) -> Iterator[Transfer]:
+def transferring(place: Bucket, wire: Wire | None = None) -> Generator[Transfer]:
     """A transfer that signs its own URLs."""
     signer = Signer(place)
 
