@@ -373,10 +373,11 @@ class _SpooledProgress:
         upload = self._spool.upload()
         if upload is None or upload["key"] != self._key:
             return None
-        return Upload(upload["id"], upload["size"], list(upload["etags"]))
+        return Upload(upload["id"], upload["size"], list(upload["etags"]), list(upload.get("digests", ())))
 
     def save(self, upload: Upload) -> None:
-        self._spool.save_upload({"key": self._key, "id": upload.id, "size": upload.size, "etags": upload.etags})
+        parts = {"etags": upload.etags, "digests": upload.digests}
+        self._spool.save_upload({"key": self._key, "id": upload.id, "size": upload.size, **parts})
 
     def forget(self) -> None:
         self._spool.save_upload(None)

@@ -44,6 +44,8 @@ class Spool:
         self.root = root
         root.mkdir(mode=0o700, exist_ok=True)
         self._sources = _parse_sources(_read(root / _SOURCES) or {})
+        self._has_unsaved = False
+        """A source of ``_sources`` could not be written."""
 
     def load_report(self, first: LearnerStatus) -> LearnerStatus:
         """The last saved report, sent or not; ``first`` where there is none.
@@ -78,13 +80,15 @@ class Spool:
         return self._sources.get(name)
 
     def save_source(self, name: str, state: SourceState) -> None:
-        if self._sources.get(name) != state:
-            self._sources[name] = state
+        """After a failure ``source`` has the state all the same, and the next call writes it."""
+        if self._has_unsaved or self._sources.get(name) != state:
+            self._sources[name], self._has_unsaved = state, True
             documents = {source: dump(saved) for source, saved in self._sources.items()}
             write_json(self.root / _SOURCES, documents, durable=False)
+            self._has_unsaved = False
 
     def upload(self) -> dict[str, Any] | None:
-        """The object that is being sent in parts: ``{key, id, size, etags}``."""
+        """The object that is being sent in parts: ``{key, id, size, etags, digests}``."""
         return _read(self.root / _UPLOAD)
 
     def save_upload(self, document: dict[str, Any] | None) -> None:

@@ -5,7 +5,9 @@
     <attempt>/results/<name>/...                       RESULT_DIR, unless the plan has an output (services.helper.claim)
     <attempt>/checkpoints/<name>...                    CHECKPOINT_DIR (core/domain/checkpoint.py)
 
-May be killed at any point and done again: an object is whole or absent, and one of the right size is not sent twice.
+May be killed at any point and done again: an object is whole or absent, and one of the right size is not sent twice. A
+later run of the learner replaces results and logs of the earlier one, whatever their size: it leaves out only what it
+has sent itself.
 A file that cannot be stored is counted and reported, and the others are stored. A checkpoint with missing files is not
 restored. Files of it that were stored while the learner trained are not sent again. While the store is full, everything
 is tried again until ``store_timeout``.
@@ -129,7 +131,7 @@ async def store_outputs(
     waiting = _Waiting(report_waiting)
     objects = open_objects(assignment, signer, waiting.wait, spool)
     results = _open_results(folder, assignment, waiting)
-    storing = _Storing(objects, folder.root, assignment.learner_uid, waiting, again=folder.has(_BEGUN))
+    storing = _Storing(objects, folder.root, assignment.learner_uid, waiting, run=run, again=folder.has(_BEGUN))
     snapshots = SnapshotStore(
         objects, assignment, folder.root, spool, learners=_gang_size(folder, assignment), step=call_in_thread
     )
@@ -211,12 +213,14 @@ class _Waiting:
 class _Storing:
     """Moves files of one learner's folder into the store."""
 
-    def __init__(self, objects: Objects, root: Path, uid: int, waiting: _Waiting, *, again: bool) -> None:
-        """``again``: an earlier helper has begun, and some objects may exist."""
+    def __init__(self, objects: Objects, root: Path, uid: int, waiting: _Waiting, *, run: int, again: bool) -> None:
+        """``again``: an earlier helper of this ``run`` has begun, and some objects may exist."""
         self.root = root
         self.uid = uid
         self.outcome = _Outcome()
         self._again = again
+        self._sent: dict[str, int] | None = {} if run > 1 else None
+        """Sizes of objects that were sent, by key. None: there is no earlier run whose objects may have their names."""
         self._waiting = waiting
         self._objects = objects
 
@@ -264,15 +268,22 @@ class _Storing:
     async def put(
         self, key: str, read: Callable[[], Iterator[bytes]], size: int | None = None, target: Target | None = None
     ) -> None:
-        """Stores an object, or records why it is not stored. One of that size is from an interrupted try."""
+        """Stores an object, or records why it is not stored. One that is from an interrupted try stays."""
         objects = target or self._objects
         try:
-            if not self._again or size is None or await objects.size(key) != size:
+            if size is None or not await self._is_sent(key, size, objects):
                 await objects.put(key, lambda: _read_in_thread(read()), size)
+                if self._sent is not None and size is not None:
+                    self._sent[key] = size
         except (WeftError, OSError) as error:
             self.outcome.record(key.split("/", 6)[-1] if target is None else key, error)
         else:
             self._waiting.end()
+
+    async def _is_sent(self, key: str, size: int, objects: Target) -> bool:
+        if self._sent is not None:
+            return self._sent.get(key) == size
+        return self._again and await objects.size(key) == size
 
 
 async def _read_in_thread(chunks: Iterator[bytes]) -> AsyncGenerator[bytes]:

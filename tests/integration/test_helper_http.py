@@ -35,6 +35,9 @@ class Site(ThreadingHTTPServer):
         self.requests: list[dict[str, str]] = []
         self.sent = 0
         self.says_length = True
+        self.ignores_if_range = False
+        self.range_start: int | None = None
+        """The first byte of a range, as the server says; None: as it is."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing if the helper has left, as it does when a file does not fit."""
@@ -65,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         start = 0
-        if self.headers.get("If-Range") == site.etag:
+        if self.headers.get("If-Range") == site.etag or (site.ignores_if_range and "Range" in self.headers):
             start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
         if start >= len(site.content):
             self.send_response(416)
@@ -75,6 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if site.etag:
             self.send_header("ETag", site.etag)
+        if start:
+            first = site.range_start if site.range_start is not None else start
+            self.send_header("Content-Range", f"bytes {first}-{len(site.content) - 1}/{len(site.content)}")
         if site.says_length:
             self.send_header("Content-Length", str(len(site.content) - start))
         self.end_headers()
@@ -181,14 +187,27 @@ def test_interrupted_download_is_resumed(site: Site, tmp_path: Path) -> None:
     assert site.sent == len(site.content)
 
 
-def test_interrupted_download_of_a_changed_file_starts_again(site: Site, tmp_path: Path) -> None:
+def test_part_that_does_not_begin_where_the_download_broke_off_is_not_added_to_it(site: Site, tmp_path: Path) -> None:
+    site.break_after, site.range_start = 300_000, 299_999
+    path, _ = Fetching(tmp_path, site.url())()
+    assert path.read_bytes() == site.content
+    assert ["Range" in request for request in site.requests] == [False, True, False]
+
+
+@pytest.mark.parametrize("ignores_if_range", [False, True])
+def test_interrupted_download_of_a_changed_file_starts_again(
+    site: Site,
+    tmp_path: Path,
+    ignores_if_range: bool,  # noqa: FBT001
+) -> None:
+    site.ignores_if_range = ignores_if_range
     fetch = Fetching(tmp_path, site.url())
     site.break_after = 300_000
     report = fetch.progress.report
 
     def change(message: str) -> None:
         if "trying again" in message:
-            site.content, site.etag = b"other" * 1000, '"two"'
+            site.content, site.etag = b"other" * 100_000, '"two"'
         report(message)
 
     fetch.progress.report = change  # type: ignore[method-assign]

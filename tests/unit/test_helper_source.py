@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from services.core.domain.errors import NoSpace
 from services.core.domain.text import storable
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
+from services.core.runtime.durable_files import write_json
 from services.helper.ship.source import SourceFile, TailedSource
 from services.helper.ship.times import TimeIndex
-from services.helper.spool import Spool
+from services.helper.spool import SourceState, Spool
 
 
 class Memory:
@@ -131,6 +136,78 @@ def test_truncated_file_starts_a_new_generation(tail: Tail) -> None:
     tail.ship_all()
     assert tail.memory.texts == ["first of many", "again"]
     assert tail.memory.final == {0}
+
+
+class FullDisk:
+    """The disk of the spool: while it is full, nothing can be written there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_full = False
+        self._open = os.open
+        monkeypatch.setattr("services.helper.spool.write_json", self._write_json)
+        monkeypatch.setattr("services.helper.ship.times.os.open", self._opened)
+
+    def _write_json(self, path: Path, document: Mapping[str, Any], **options: bool) -> None:
+        if self.is_full:
+            raise NoSpace("no space left on the disk")
+        write_json(path, document, **options)
+
+    def _opened(self, path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if self.is_full and flags & os.O_CREAT and not Path(path).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._open(path, flags, *args, **options)
+
+
+@pytest.mark.parametrize("how", ["truncated", "replaced"])
+def test_output_that_is_truncated_twice_while_the_spools_disk_is_full_is_shipped(
+    tail: Tail, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    file, disk = tail.root / "job" / "out", FullDisk(monkeypatch)
+
+    def write(text: str) -> None:
+        if how == "replaced":
+            file.rename(file.with_name("former"))
+        file.write_text(text)
+
+    file.write_text("the first output\n")
+    tail.ship_all()
+    disk.is_full = True
+    write("the second\n")
+    with pytest.raises(NoSpace):
+        tail.ship_all()
+    other_files = [os.open(tail.root, os.O_TMPFILE | os.O_RDWR) for _ in range(8)]
+    for _ in range(3):
+        with contextlib.suppress(NoSpace):
+            tail.ship_all()
+    write("third\n")
+    for _ in range(3):
+        with contextlib.suppress(NoSpace):
+            tail.ship_all()
+    disk.is_full = False
+    write("4\n")
+    tail.ship_all()
+    tail.ended = True
+    for _ in range(3):
+        tail.ship_all()
+    assert tail.memory.texts == ["the first output", "the second", "third", "4"]
+    assert tail.source.is_done
+    assert [os.fstat(fd).st_size for fd in other_files] == [0] * 8
+    for fd in other_files:
+        os.close(fd)  # nothing else has closed it
+
+
+def test_state_that_a_full_disk_refused_is_written_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, spool = FullDisk(monkeypatch), Spool(tmp_path)
+    state = SourceState(generation=2, inode=3)
+    disk.is_full = True
+    with pytest.raises(NoSpace):
+        spool.save_source("out", state)
+    assert spool.source("out") == state
+    disk.is_full = False
+    spool.save_source("out", state)
+    assert Spool(tmp_path).source("out") == state
 
 
 @pytest.mark.parametrize("how", ["truncated", "replaced", "truncated while no helper runs"])

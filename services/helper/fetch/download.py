@@ -34,6 +34,7 @@ TRIES: Final = 4
 """Seven seconds of pauses. After that the hardware is given back, and the job is tried again later."""
 _CHUNK: Final = 2**20
 _LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_CONTENT_RANGE: Final = re.compile(r"bytes ([0-9]{1,18})-", re.IGNORECASE)
 _NO_SUCH_HOST: Final = frozenset({socket.EAI_NONAME, socket.EAI_NODATA})
 ReportBytes = Callable[[int, int | None], None]
 """Called with the bytes received, and the size of the file (None: unknown). May raise FetchCancelled."""
@@ -49,8 +50,12 @@ def why_failed(error: Exception) -> str:
     return type(error).__name__ if foreign else str(error) or type(error).__name__
 
 
-class _PartRefused(Exception):
-    """The server has nothing behind ``part``: it is the whole file, whose helper ended before the last step."""
+class _PartRefused(TemporaryFailure):
+    """The server has nothing that continues ``part``.
+
+    Either that is the whole file, whose helper ended before the last step, or the file has changed: a server that
+    ignores If-Range sends the end of its new version.
+    """
 
 
 class Remote(Protocol):
@@ -145,7 +150,7 @@ def _download(
     try:
         _continue(remote, place, max_bytes, progress, keep_free=keep_free, report=report)
     except _PartRefused:
-        (place / "part").unlink()
+        (place / "part").unlink(missing_ok=True)
         _continue(remote, place, max_bytes, progress, keep_free=keep_free, report=report)
 
 
@@ -164,8 +169,10 @@ def _continue(
         if response.status == 304 and cached:
             return
         if response.status == 416 and resumed:
-            raise _PartRefused
+            raise _PartRefused("the server has nothing behind the part that was received")
         remote.check(response)
+        if response.status == 206 and not ("Range" in headers and _continues(response, resumed, part["etag"])):
+            raise _PartRefused("the server sends a part of the file that does not continue the received one")
         if response.status != 206:
             resumed = 0
         length = response.headers.get("Content-Length", "")
@@ -191,6 +198,13 @@ def _continue(
     (place / "part").replace(place / "body")
     write_json(place / "body.json", {"etag": etag, "sha256": digest})
     (place / "part.json").unlink(missing_ok=True)
+
+
+def _continues(response: http.client.HTTPResponse, start: int, etag: str) -> bool:
+    """Whether a 206 has the bytes from ``start`` of the version with this ETag (RFC 9110, 15.3.7)."""
+    content_range = _CONTENT_RANGE.match(response.headers.get("Content-Range", ""))
+    is_next = content_range is not None and int(content_range[1]) == start
+    return is_next and response.headers.get("ETag", "") == etag
 
 
 def _receive(response: http.client.HTTPResponse, part: Path, size: int, limit: int) -> Generator[int]:

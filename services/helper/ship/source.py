@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
+from services.core.runtime.undo import undo_on_failure
 from services.helper.learner_files import inode_of, open_file, open_folder
 from services.helper.ship.changes import Changes
 from services.helper.ship.lines import LINE_BYTES, REPORT_BYTES, Piece, split, visible_part
@@ -250,15 +251,15 @@ class TailedSource:
 
     def _open(self) -> None:
         try:
-            self._fd = open_file(self.file.root, self.file.parts, self._uid)
+            fd = open_file(self.file.root, self.file.parts, self._uid)
         except OSError:
             return
-        status = os.fstat(self._fd)
-        if self._state.inode not in {0, status.st_ino} or status.st_size < self._position:
-            # Another file than the one whose beginning was sent, perhaps by an earlier helper.
-            fd, self._fd = self._fd, None
-            self._begin(self._state.generation + 1)
-            self._fd = fd
+        with undo_on_failure(lambda: os.close(fd)):
+            status = os.fstat(fd)
+            if self._state.inode not in {0, status.st_ino} or status.st_size < self._position:
+                # Another file than the one whose beginning was sent, perhaps by an earlier helper.
+                self._begin(self._state.generation + 1)
+        self._fd = fd
         self._save_state(SourceState(generation=self._state.generation, inode=status.st_ino))
 
     def _is_replaced(self) -> bool:
@@ -268,7 +269,10 @@ class TailedSource:
         return inode is not None and inode != self._state.inode
 
     def _begin(self, generation: int) -> None:
-        """Starts a generation at its first byte. Saved before anything of it is sent."""
+        """Starts a generation at its first byte. Saved before anything of it is sent.
+
+        The generation has begun also where this raises NoSpace: else what follows would be taken for the former file's.
+        """
         self.close()
         if not self._finished and (self._position or self._state.inode):
             self._unfinished[self._state.generation] = self._position
@@ -278,8 +282,9 @@ class TailedSource:
         self._ended = self._exited
         self._nothing_at = -1
         self._times.remove()  # each generation has its own times, and a learner may begin any number of them
-        self._save_state(SourceState(generation=generation))
+        self._state = SourceState(generation=generation)
         self._times = self._open_times()
+        self._save_state(self._state)
 
     def _open_times(self) -> TimeIndex:
         return TimeIndex(self._spool.times_file(f"{self.file.key}.{self._state.generation}"))

@@ -14,6 +14,8 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import Final
 
+from services.core.runtime.durable_files import FULL
+
 GAP_MS: Final = 40
 _COARSE_AFTER: Final = 100_000
 _COARSE_GAP_MS: Final = 1_000
@@ -21,14 +23,20 @@ _RECORD: Final = 16
 
 
 class TimeIndex:
-    """Reads an existing file; a torn last record is ignored."""
+    """Reads an existing file; a torn last record is ignored. Without room for a file the times are in memory only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        whole = os.fstat(self._fd).st_size // _RECORD * _RECORD
         records = array("Q")
-        records.frombytes(os.pread(self._fd, whole, 0))
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._fd = -1
+        else:
+            whole = os.fstat(self._fd).st_size // _RECORD * _RECORD
+            records.frombytes(os.pread(self._fd, whole, 0))
         self._sizes, self._times = records[0::2], records[1::2]
 
     def record(self, size: int, now_ms: int) -> None:
@@ -52,7 +60,10 @@ class TimeIndex:
         return self._times[min(bisect_left(self._sizes, end), len(self._times) - 1)]
 
     def close(self) -> None:
-        os.close(self._fd)
+        """May be called again: another file may have the descriptor's number by then."""
+        fd, self._fd = self._fd, -1
+        if fd != -1:
+            os.close(fd)
 
     def remove(self) -> None:
         """Closes and removes the file."""
@@ -60,5 +71,5 @@ class TimeIndex:
         self._path.unlink(missing_ok=True)
 
     def _write(self, size: int, time_ms: int) -> None:
-        with contextlib.suppress(OSError):  # a full disk: this process still has the time in memory
+        with contextlib.suppress(OSError):  # a full disk, or no file: this process still has the time in memory
             os.pwrite(self._fd, array("Q", (size, time_ms)).tobytes(), (len(self._sizes) - 1) * _RECORD)

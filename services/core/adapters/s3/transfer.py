@@ -56,6 +56,8 @@ class Upload:
     """Bytes of the whole object."""
     etags: list[str] = field(default_factory=list)
     """ETags of the stored parts, from the first."""
+    digests: list[str] = field(default_factory=list)
+    """MD5 of the same parts: a server that encrypts answers other ETags."""
 
 
 class Progress(Protocol):
@@ -237,13 +239,19 @@ class _PartsUpload:
         return upload
 
     async def _part(self, upload: Upload, number: int, data: bytes) -> None:
-        digest = hashlib.md5(data, usedforsecurity=False).digest()
+        """Sends the part unless it was sent before an interruption, with these bytes: the file may have changed."""
+        hashing = hashlib.md5(data, usedforsecurity=False)
+        digest = hashing.digest()
         self._digests.update(digest)
         if number <= len(upload.etags):
-            return  # sent before the interruption
+            if upload.digests[number - 1 : number] == [hashing.hexdigest()]:
+                return
+            del upload.etags[number - 1 :], upload.digests[number - 1 :]
+            self._save(upload)
         request = ObjectRequest("part", self._key, upload.id, number)
         answer, _ = await self._transfer.call(request, data, {"Content-MD5": base64.b64encode(digest).decode()})
         upload.etags.append(answer.etag)
+        upload.digests.append(hashing.hexdigest())
         self._save(upload)
 
     async def _completed(self, upload: Upload, total: int) -> None:
@@ -261,8 +269,10 @@ class _PartsUpload:
             stored = await self._transfer.head(self._key)
             if stored is None or stored.headers.get("content-length") != str(total):
                 raise
-            if self._create_only and stored.etag != etag:
-                raise Duplicate(f"there is an object {self._key}") from None
+            if stored.etag != etag:  # an earlier object of this size
+                if self._create_only:
+                    raise Duplicate(f"there is an object {self._key}") from None
+                raise
         except PerhapsOurs:
             if not await self._transfer.has(self._key, etag):
                 raise
