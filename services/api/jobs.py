@@ -108,11 +108,15 @@ class Jobs:
 
         return await self._get(principal, job_id, read)
 
-    async def get(self, principal: Principal, job_id: str) -> Job:
-        """The job. Raises NotFound if it is missing, deleted or another tenant's; Quarantined if it cannot be read."""
-        return await self._get(principal, job_id, lambda: self._store.get(job_id))
+    async def get(self, principal: Principal, job_id: str, *, deleted: bool = False) -> Job:
+        """The job. Raises NotFound if it is missing, another tenant's or, unless ``deleted``, deleted; Quarantined if
+        it cannot be read.
+        """
+        return await self._get(principal, job_id, lambda: self._store.get(job_id), deleted=deleted)
 
-    async def _get(self, principal: Principal, job_id: str, read: Callable[[], Awaitable[Job | None]]) -> Job:
+    async def _get(
+        self, principal: Principal, job_id: str, read: Callable[[], Awaitable[Job | None]], *, deleted: bool = False
+    ) -> Job:
         if not is_id(job_id, "j"):
             raise NotFound(f"there is no job {job_id}")
         try:
@@ -122,7 +126,7 @@ class Jobs:
                 raise NotFound(f"there is no job {job_id}") from None
             advice = "an operator finds it with `weft doctor`; the job continues by itself after the repair"
             raise Quarantined(f"{error.message}; it is in quarantine: {advice}", tenant=error.tenant) from error
-        return principal.visible(job, job_id)
+        return principal.visible(job, job_id, deleted=deleted)
 
     async def page(self, query: JobQuery, *, limit: int, newest_first: bool = True) -> tuple[Sequence[Job], str | None]:
         """A page, and the cursor of the next one; None after the last.
