@@ -140,6 +140,17 @@ async def test_a_repeated_submit_finds_its_job_although_the_limits_were_lowered(
         assert (await api.admin.post("/v1/jobs", json=spec)).status_code == 400
 
 
+async def test_a_repeated_submit_finds_its_job_although_its_secret_was_deleted(api: Api) -> None:
+    store = {"id": "photos", "type": "s3", "url": "s3://photos", "secret": "s3"}
+    spec, key = {**SPEC, "data_stores": [store]}, {"Idempotency-Key": "k"}
+    values = {"access_key": "a", "secret_key": "b"}
+    assert (await api.admin.put("/v1/secrets/s3", json={"values": values})).status_code == 200
+    job = await api.submit(spec, headers=key)
+    assert (await api.admin.delete("/v1/secrets/s3")).status_code == 204
+    assert (await api.submit(spec, headers=key))["id"] == job["id"]
+    assert (await api.admin.post("/v1/jobs", json=spec)).status_code == 400
+
+
 async def test_a_repeated_clone_finds_its_copy_although_the_source_was_deleted(api: Api) -> None:
     source, key = (await api.submit())["id"], {"Idempotency-Key": "k"}
     url, changes = f"/v1/jobs/{source}/clone", {"name": "copy"}

@@ -87,6 +87,18 @@ async def test_a_submit_repeated_after_a_lost_answer_finds_its_job_although_its_
         assert again.headers["idempotency-replayed"] == "true"
 
 
+async def test_equal_submits_at_the_same_time_make_one_job_although_their_code_would_not_fit_twice(
+    tmp_path: Path,
+) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
+        await api.services.storage_bound.counted()
+        archive = code(60_000)
+        answers = await asyncio.gather(*(send(api.admin, archive, headers={"Idempotency-Key": "k"}) for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.json()["id"] for answer in answers}) == 1
+
+
 async def test_code_that_is_stored_may_be_sent_again_although_it_would_not_fit_twice(tmp_path: Path) -> None:
     async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
         await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
