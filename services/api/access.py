@@ -84,9 +84,12 @@ class Principal:
         """The caller as the actor of a change to the job: ``user:ada``, and ``user:acme/ada`` from another tenant."""
         return f"user:{self.user}" if self.tenant == job.tenant else f"user:{self.tenant}/{self.user}"
 
-    def visible(self, job: Job | None, job_id: str) -> Job:
-        """The job. Raises NotFound, in the same words, if it is missing, deleted or another tenant's."""
-        if job is None or job.deleted is not None or not (self.admin or job.tenant == self.tenant):
+    def visible(self, job: Job | None, job_id: str, *, deleted: bool = False) -> Job:
+        """The job. Raises NotFound, in the same words, if it is missing, another tenant's, or deleted.
+
+        ``deleted``: a deleted job is visible, too.
+        """
+        if job is None or (job.deleted is not None and not deleted) or not (self.admin or job.tenant == self.tenant):
             raise NotFound(f"there is no job {job_id}")
         return job
 

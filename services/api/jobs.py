@@ -108,11 +108,15 @@ class Jobs:
 
         return await self._get(principal, job_id, read)
 
-    async def get(self, principal: Principal, job_id: str) -> Job:
-        """The job. Raises NotFound if it is missing, deleted or another tenant's; Quarantined if it cannot be read."""
-        return await self._get(principal, job_id, lambda: self._store.get(job_id))
+    async def get(self, principal: Principal, job_id: str, *, deleted: bool = False) -> Job:
+        """The job. Raises NotFound if it is missing, another tenant's or, unless ``deleted``, deleted; Quarantined if
+        it cannot be read.
+        """
+        return await self._get(principal, job_id, lambda: self._store.get(job_id), deleted=deleted)
 
-    async def _get(self, principal: Principal, job_id: str, read: Callable[[], Awaitable[Job | None]]) -> Job:
+    async def _get(
+        self, principal: Principal, job_id: str, read: Callable[[], Awaitable[Job | None]], *, deleted: bool = False
+    ) -> Job:
         if not is_id(job_id, "j"):
             raise NotFound(f"there is no job {job_id}")
         try:
@@ -122,7 +126,7 @@ class Jobs:
                 raise NotFound(f"there is no job {job_id}") from None
             advice = "an operator finds it with `weft doctor`; the job continues by itself after the repair"
             raise Quarantined(f"{error.message}; it is in quarantine: {advice}", tenant=error.tenant) from error
-        return principal.visible(job, job_id)
+        return principal.visible(job, job_id, deleted=deleted)
 
     async def page(self, query: JobQuery, *, limit: int, newest_first: bool = True) -> tuple[Sequence[Job], str | None]:
         """A page, and the cursor of the next one; None after the last.
@@ -198,10 +202,7 @@ class Jobs:
 
         def change(job: Job) -> Job:
             principal.visible(job, job_id)
-            if generation is not None and job.generation != generation:
-                raise PreconditionFailed(
-                    f"job {job_id} is at generation {job.generation}, not {generation}: read it again"
-                )
+            _check_generation(job, generation)
             return with_desired(job, desired, actor=principal.actor_on(job), now=self._clock.now_ms())
 
         if key is None:
@@ -236,29 +237,37 @@ class Jobs:
                 continue
         raise StaleRevision(f"job {job_id} kept changing under {_TRIES} tries to update it")
 
-    async def delete(self, principal: Principal, job_id: str, *, kill: bool) -> None:
+    async def delete(self, principal: Principal, job_id: str, *, kill: bool, generation: int | None = None) -> None:
         """Hides the job; its document stays, its data is erased later. With ``kill`` a live job is killed first.
 
-        Raises NotFound; Conflict while the job is live, with ``kill`` after ``delete_wait_s``.
+        Raises NotFound; PreconditionFailed if ``generation`` is not the job's, or if the job is changed after the kill;
+        Conflict while the job is live, with ``kill`` after ``delete_wait_s``.
         """
         job = await self.get(principal, job_id)
         if kill and not job.at_rest:
-            await self._kill_and_wait(principal, job)
+            _check_generation(job, generation)
+            killed = await self._kill_and_wait(principal, job, generation)
+            generation = killed if generation is not None else None
 
         actor = principal.actor_on(job)
 
         def change(job: Job) -> Job:
-            return removed(principal.visible(job, job_id), actor=actor, now=self._clock.now_ms())
+            _check_generation(principal.visible(job, job_id), generation)
+            return removed(job, actor=actor, now=self._clock.now_ms())
 
         await jobs.update(self._store, job_id, None, change)
         log.info("job.deleted", job=job_id, tenant=job.tenant, actor=actor)
         self._instrumentation.deleted.inc()
 
-    async def _kill_and_wait(self, principal: Principal, job: Job) -> None:
-        """Kills the job and waits until it is at rest: deletion would hide it from the services that clean up."""
+    async def _kill_and_wait(self, principal: Principal, job: Job, generation: int | None) -> int:
+        """Kills the job and waits until it is at rest: deletion would hide it from the services that clean up.
+
+        Returns the generation of the job after the kill.
+        """
         if not job.finished:
             with contextlib.suppress(IllegalTransition):  # it has just ended by itself
-                job = (await self.set_desired(principal, job.id, Desired.KILL)).job
+                job = (await self.set_desired(principal, job.id, Desired.KILL, generation=generation)).job
+        killed = job.generation
         deadline = self._clock.boottime() + self._delete_wait_s
         while not job.at_rest:
             if self._clock.boottime() >= deadline:
@@ -268,3 +277,10 @@ class Jobs:
             if current is None:
                 raise NotFound(f"there is no job {job.id}")
             job = current
+        return killed
+
+
+def _check_generation(job: Job, generation: int | None) -> None:
+    """Raises PreconditionFailed if the job is at another generation; None: any will do."""
+    if generation is not None and job.generation != generation:
+        raise PreconditionFailed(f"job {job.id} is at generation {job.generation}, not {generation}: read it again")

@@ -1,10 +1,12 @@
 """Submitting a job: a spec, with or without code, becomes one durable document, once per idempotency key.
 
-The order makes it safe: the spec is checked, the code is checked, the code is stored, the document is inserted; only
-then the request is answered and the dispatcher gets a hint. A crash before the insert leaves code that no job names;
-the next submit of the same code uses it. A crash after the insert leaves a job that the dispatcher finds by itself. Of
-concurrent submissions under one key the store's unique index accepts one. Code is claimed before it is stored, so that
-its removal (``services.core.use_cases.code_removal``) does not take it away before the job is inserted.
+The order makes it safe: the job of the idempotency key is looked up, the spec is checked, the code is checked, the code
+is stored, the document is inserted; only then the request is answered and the dispatcher gets a hint. A repeated
+request is answered from the first look-up: it is not checked again, since limits, secrets and space may have changed
+meanwhile. A crash before the insert leaves code that no job names; the next submit of the same code uses it. A crash
+after the insert leaves a job that the dispatcher finds by itself. Of concurrent submissions under one key the store's
+unique index accepts one. Code is claimed before it is stored, so that its removal
+(``services.core.use_cases.code_removal``) does not take it away before the job is inserted.
 """
 
 from __future__ import annotations
@@ -195,15 +197,19 @@ class Submissions:
 
     async def plan(self, tenant: str, spec: JobSpec, code_digest: str) -> Plan:
         """What a submit would do; changes nothing. ``code_digest`` is empty without code."""
-        stored = bool(code_digest) and await self._objects.head(code_key(tenant, code_digest)) is not None
+        stored = bool(code_digest) and await self.is_code_stored(tenant, code_digest)
         fit = await self._platform.fit(spec)
         roles = {name: RoleNeeds(role.count, spec.role_resources(name)) for name, role in spec.roles.items()}
         return Plan(spec, roles, framework_of(spec), fit, code_digest, stored, await self._warnings(fit))
 
+    async def is_code_stored(self, tenant: str, code_digest: str) -> bool:
+        """Whether the tenant has uploaded this code; it may be removed at any time unless it is claimed."""
+        return await self._objects.head(code_key(tenant, code_digest)) is not None
+
     async def check_code_is_stored(self, tenant: str, code_digest: str) -> None:
         """Raises InvalidRequest if the tenant has not uploaded this code."""
         await self._claim_code(tenant, code_digest)
-        if await self._objects.head(code_key(tenant, code_digest)) is None:
+        if not await self.is_code_stored(tenant, code_digest):
             message = "no code of this digest was uploaded; send the code itself"
             raise InvalidRequest.of([FieldError("/code_digest", message)])
 
@@ -226,25 +232,41 @@ class Submissions:
         """Keeps the code from being removed. Raises Unavailable while it is being removed."""
         await code_removal.claim(self._records, tenant, code_digest, now=self._clock.now_ms())
 
+    async def replay(
+        self, principal: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None
+    ) -> Submitted | None:
+        """The job that this request made before, under the same key; None: there is none. Changes nothing.
+
+        Raises IdempotencyMismatch if the key was used with another request.
+        """
+        if key is None:
+            return None
+        job = await self._existing(_idem(principal, tenant, key), _digest(dump_spec(spec), code_digest))
+        return await self._submitted(job, spec, replayed=True) if job is not None else None
+
     async def submit(
         self, principal: Principal, tenant: str, spec: JobSpec, *, code_digest: str, key: str | None, trace: str
     ) -> Submitted:
         """Makes the job; it is durable when this returns. The code must be stored before.
 
-        ``replayed``: the job was made before, by the same request under the same key. Raises IdempotencyMismatch if the
-        key was used with another request; InvalidSpec if the spec names code and there is none.
+        ``replayed``: the same request under the same key made the job. Of requests at the same time ``replay`` finds no
+        job. Raises IdempotencyMismatch if the key was used with another request; InvalidSpec if the spec names code and
+        there is none.
         """
         if spec.code is not None and not code_digest:
             message = "the spec names code, but none was sent with it"
             raise InvalidSpec.of([FieldError("/code", message, "send it, or leave `code` out")])
         stored_spec = dump_spec(spec)
-        idem_digest = request_digest({"spec": stored_spec, "code": code_digest})
+        idem_digest = _digest(stored_spec, code_digest)
         job, replayed = await self._insert(
             principal, tenant, spec=stored_spec, code=code_digest, key=key, digest=idem_digest, trace=trace
         )
         if not replayed:
             await self._hints.send("submitted", job.id)
             self._instrumentation.count_accepted(spec)
+        return await self._submitted(job, spec, replayed=replayed)
+
+    async def _submitted(self, job: Job, spec: JobSpec, *, replayed: bool) -> Submitted:
         return Submitted(job, replayed, await self._warnings(await self._platform.recent_fit(spec)))
 
     async def _warnings(self, fit: Fit) -> tuple[str, ...]:
@@ -265,7 +287,7 @@ class Submissions:
         for _ in range(_TRIES):
             now = self._clock.now_ms()
             job_id = make_id("j", now_ms=now, random_bits=self._clock.random_bits(RANDOM_BITS))
-            idem = f"{tenant}/{principal.user}/{key}" if key is not None else job_id
+            idem = _idem(principal, tenant, key) if key is not None else job_id
             job = new_job(
                 job_id=job_id,
                 tenant=tenant,
@@ -280,10 +302,25 @@ class Submissions:
             try:
                 return await self._store.insert(job), False
             except Duplicate:
-                existing = await self._store.by_idem(idem)
+                existing = await self._existing(idem, digest)
             if existing is None:
                 continue  # the id was taken
-            if existing.idem_digest != digest:
-                raise IdempotencyMismatch("this Idempotency-Key was used before, with another spec or other code")
             return existing, True
         raise Internal("no free job id was found")
+
+    async def _existing(self, idem: str, digest: str) -> Job | None:
+        """The job that this request made before; None: there is none. Raises IdempotencyMismatch."""
+        existing = await self._store.by_idem(idem)
+        if existing is not None and existing.idem_digest != digest:
+            raise IdempotencyMismatch("this Idempotency-Key was used before, with another spec or other code")
+        return existing
+
+
+def _idem(principal: Principal, tenant: str, key: str) -> str:
+    """The key as the job's document holds it. Two users may use the same key."""
+    return f"{tenant}/{principal.user}/{key}"
+
+
+def _digest(stored_spec: Mapping[str, Any], code_digest: str) -> str:
+    """Equal for two equal submissions."""
+    return request_digest({"spec": stored_spec, "code": code_digest})

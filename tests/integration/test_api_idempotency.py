@@ -131,6 +131,42 @@ async def test_sixteen_concurrent_resumes_under_one_key_over_two_processes_make_
             assert [event["to"] for event in events] == ["QUEUED", "HALTED", "RESUMED", "QUEUED"]
 
 
+async def test_a_repeated_submit_finds_its_job_although_the_limits_were_lowered(tmp_path: Path) -> None:
+    spec, key = {**SPEC, "learners": 3}, {"Idempotency-Key": "k"}
+    async with running_api(tmp_path) as api:
+        job = await api.submit(spec, headers=key)
+    async with running_api(tmp_path, max_learners=2) as api:
+        assert (await api.submit(spec, headers=key))["id"] == job["id"]
+        assert (await api.admin.post("/v1/jobs", json=spec)).status_code == 400
+
+
+async def test_a_repeated_submit_finds_its_job_although_its_secret_was_deleted(api: Api) -> None:
+    store = {"id": "photos", "type": "s3", "url": "s3://photos", "secret": "s3"}
+    spec, key = {**SPEC, "data_stores": [store]}, {"Idempotency-Key": "k"}
+    values = {"access_key": "a", "secret_key": "b"}
+    assert (await api.admin.put("/v1/secrets/s3", json={"values": values})).status_code == 200
+    job = await api.submit(spec, headers=key)
+    assert (await api.admin.delete("/v1/secrets/s3")).status_code == 204
+    assert (await api.submit(spec, headers=key))["id"] == job["id"]
+    assert (await api.admin.post("/v1/jobs", json=spec)).status_code == 400
+
+
+async def test_a_repeated_clone_finds_its_copy_although_the_source_was_deleted(api: Api) -> None:
+    source, key = (await api.submit())["id"], {"Idempotency-Key": "k"}
+    url, changes = f"/v1/jobs/{source}/clone", {"name": "copy"}
+    copy = (await api.admin.post(url, json=changes, headers=key)).json()
+    assert (await api.admin.delete(f"/v1/jobs/{source}", params={"kill": "true"})).status_code == 204
+    again = await api.admin.post(url, json=changes, headers=key)
+    assert (again.status_code, again.json()["id"]) == (201, copy["id"]), again.text
+    assert again.headers["idempotency-replayed"] == "true"
+    other = await api.admin.post(url, json={"name": "other"}, headers=key)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency-mismatch")
+    for headers in ({}, {"Idempotency-Key": "new"}):
+        assert (await api.admin.post(url, json=changes, headers=headers)).status_code == 404
+    async with api.client(await api.key("ada", "acme")) as ada:
+        assert (await ada.post(url, json=changes, headers=key)).status_code == 404
+
+
 async def test_two_users_may_use_the_same_key(api: Api) -> None:
     made = set[str]()
     for user in ("ada", "bob"):

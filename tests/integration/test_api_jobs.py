@@ -306,6 +306,27 @@ async def test_a_live_job_is_deleted_only_with_kill(api: Api) -> None:
     assert (stored.status, bool(stored.deleted)) == (Status.KILLED, True)
 
 
+async def test_if_match_allows_a_deletion_only_at_that_generation(api: Api) -> None:
+    job = (await api.submit())["id"]
+    url, etag = f"/v1/jobs/{job}", (await api.admin.get(f"/v1/jobs/{job}")).headers["etag"]
+    for wrong in ('"7"', f"W/{etag}"):
+        for params in ({}, {"kill": "true"}):
+            refused = await api.admin.delete(url, params=params, headers={"If-Match": wrong})
+            assert (refused.status_code, refused.json()["code"]) == (412, "precondition-failed")
+    assert (await api.admin.get(url)).json()["desired"] == "run", "it is not killed"
+    await api.change(job, ended)
+    assert (await api.admin.delete(url, headers={"If-Match": '"7"'})).status_code == 412
+    assert (await api.admin.get(url)).status_code == 200
+    assert (await api.admin.delete(url, headers={"If-Match": etag})).status_code == 204
+
+
+async def test_delete_with_kill_and_if_match_deletes_the_job_that_it_killed(api: Api) -> None:
+    job = (await api.submit())["id"]
+    etag = (await api.admin.get(f"/v1/jobs/{job}")).headers["etag"]
+    gone = await api.admin.delete(f"/v1/jobs/{job}", params={"kill": "true"}, headers={"If-Match": etag})
+    assert gone.status_code == 204, gone.text
+
+
 async def test_delete_with_kill_waits_until_the_hardware_is_released(tmp_path: Path) -> None:
     async with running_api(tmp_path, delete_wait_s=HANG_S) as api:
         job = (await api.submit())["id"]

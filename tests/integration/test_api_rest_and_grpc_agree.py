@@ -208,6 +208,13 @@ ANSWERS = [
         ("DELETE", "/v1/jobs/{fresh}"), "DeleteJob", pb.DeleteJobRequest(job_id="{fresh}", kill=True), {"kill": "true"}
     ),
     Request(
+        ("DELETE", "/v1/jobs/{fresh}"),
+        "DeleteJob",
+        pb.DeleteJobRequest(job_id="{fresh}", kill=True, generation=1),
+        {"kill": "true"},
+        headers={"If-Match": '"1"'},
+    ),
+    Request(
         ("GET", "/v1/jobs/{job}/history"), "GetHistory", pb.GetHistoryRequest(job_id="{job}", after=1), {"after": 1}
     ),
     Request(("GET", "/v1/jobs/{fresh}/explain"), "ExplainJob", pb.GetJobRequest(job_id="{fresh}"), varies=NEW),
@@ -354,6 +361,13 @@ ERRORS = [
         metadata=(("idempotency-key", "halting"),),
     ),
     Request(("DELETE", "/v1/jobs/{job}"), "DeleteJob", pb.DeleteJobRequest(job_id="{job}")),
+    Request(
+        ("DELETE", "/v1/jobs/{fresh}"),
+        "DeleteJob",
+        pb.DeleteJobRequest(job_id="{fresh}", kill=True, generation=7),
+        {"kill": "true"},
+        headers={"If-Match": '"7"'},
+    ),
     Request(
         ("GET", "/v1/jobs/{job}/history"),
         "GetHistory",

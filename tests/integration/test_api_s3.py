@@ -57,7 +57,9 @@ async def test_code_is_uploaded_once_and_read_back(api: Api, own_s3: S3) -> None
     assert back.content == stored[0].read_bytes()
 
 
-async def test_a_submit_with_code_and_a_key_costs_one_insert_one_head_and_one_put(s3: S3, tmp_path: Path) -> None:
+async def test_a_submit_with_code_and_a_key_costs_one_look_up_one_insert_one_head_and_one_put(
+    s3: S3, tmp_path: Path
+) -> None:
     requests: list[bytes] = []
     statements: list[str] = []
 
@@ -87,7 +89,7 @@ async def test_a_submit_with_code_and_a_key_costs_one_insert_one_head_and_one_pu
         apsw.connection_hooks.remove(trace)
     assert requests == [b"HEAD", b"PUT"]
     of_jobs = [text.split()[0] for text in statements if "jobs" in text and "change >" not in text]
-    assert of_jobs == ["INSERT"], statements
+    assert of_jobs == ["SELECT", "INSERT"], statements
 
 
 async def test_submits_with_code_get_retry_after_while_the_object_store_is_away(api: Api, own_s3: S3) -> None:

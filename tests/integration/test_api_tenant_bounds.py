@@ -74,6 +74,56 @@ async def test_uploads_are_counted_at_once_and_stored_code_is_counted_once(tmp_p
         assert (await send(api.admin, code(20_000, seed=8))).status_code == 201
 
 
+async def test_a_submit_repeated_after_a_lost_answer_finds_its_job_although_its_code_would_not_fit_twice(
+    tmp_path: Path,
+) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
+        await api.services.storage_bound.counted()
+        key, archive = {"Idempotency-Key": "k"}, code(60_000)
+        made = await send(api.admin, archive, headers=key)
+        again = await send(api.admin, archive, headers=key)
+        assert (again.status_code, again.json()["id"]) == (201, made.json()["id"]), again.text
+        assert again.headers["idempotency-replayed"] == "true"
+
+
+async def test_equal_submits_at_the_same_time_make_one_job_although_their_code_would_not_fit_twice(
+    tmp_path: Path,
+) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
+        await api.services.storage_bound.counted()
+        archive = code(60_000)
+        answers = await asyncio.gather(*(send(api.admin, archive, headers={"Idempotency-Key": "k"}) for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+async def test_code_that_is_stored_may_be_sent_again_although_it_would_not_fit_twice(tmp_path: Path) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
+        await api.services.storage_bound.counted()
+        archive = code(60_000)
+        assert (await send(api.admin, archive)).status_code == 201
+        assert (await send(api.admin, archive)).status_code == 201
+        assert (await send(api.admin, code(30_000, seed=7))).status_code == 201, "it was counted once"
+        store(api, "default", LIMIT)
+    async with running_api(tmp_path, tenant_bytes=LIMIT, tenant_count_s=0.001) as api:
+        await send(api.admin, archive)  # it starts a count
+        await api.services.storage_bound.counted()
+        assert (await send(api.admin, archive)).status_code == 507, "the tenant is beyond its bound"
+
+
+async def test_other_code_under_a_used_key_is_refused_and_not_stored(tmp_path: Path) -> None:
+    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
+        key = {"Idempotency-Key": "k"}
+        assert (await send(api.admin, code(10), headers=key)).status_code == 201
+        stored = [*(api.settings.home / "objects" / "tenants" / "default" / "code").iterdir()]
+        other = await send(api.admin, code(20_000, seed=7), headers=key)
+        assert (other.status_code, other.json()["code"]) == (422, "idempotency-mismatch")
+        assert [*(api.settings.home / "objects" / "tenants" / "default" / "code").iterdir()] == stored
+
+
 async def test_usage_survives_a_restart_and_is_counted_again_when_it_is_old(tmp_path: Path) -> None:
     async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
         client = api.client(await api.key("ada", "acme"))

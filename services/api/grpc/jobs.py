@@ -104,7 +104,10 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
 
     @needs("jobs:write")
     async def DeleteJob(self, request: jobs_pb2.DeleteJobRequest, context: Context) -> Empty:
-        await jobs.delete_job(self._services, current().principal, request.job_id, kill=request.kill)
+        generation = request.generation if request.HasField("generation") else None
+        await jobs.delete_job(
+            self._services, current().principal, request.job_id, kill=request.kill, generation=generation
+        )
         return Empty()
 
     @needs("jobs:read")

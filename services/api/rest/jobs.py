@@ -75,11 +75,12 @@ async def kill_job(services: Services, principal: Writer, request: Request, job_
 async def delete_job(
     services: Services,
     principal: Writer,
+    request: Request,
     job_id: JobId,
     *,
     kill: Annotated[bool, Query(description="Kill the job first if it is live.")] = False,
 ) -> Response:
-    await jobs.delete_job(services, principal, job_id, kill=kill)
+    await jobs.delete_job(services, principal, job_id, kill=kill, generation=_generation(request))
     return Response(status_code=204)
 
 
@@ -105,9 +106,14 @@ def _etag(job: Job) -> dict[str, str]:
 
 def _conditions(request: Request) -> dict[str, Any]:
     """``generation`` of ``If-Match``, and ``key`` of ``Idempotency-Key``. Raises PreconditionFailed, InvalidRequest."""
+    generation = _generation(request)
+    return {"generation": generation, "key": checked_key(request.headers.get("idempotency-key"))}
+
+
+def _generation(request: Request) -> int | None:
+    """The generation that ``If-Match`` names; None: any will do. Raises PreconditionFailed for other values."""
     header = (request.headers.get("if-match") or "*").strip()
     match = _ETAG.fullmatch(header)
     if match is None and header != "*":
         raise PreconditionFailed('If-Match names one ETag of the job, e.g. "3"')
-    key = checked_key(request.headers.get("idempotency-key"))
-    return {"generation": int(match[1]) if match else None, "key": key}
+    return int(match[1]) if match else None

@@ -198,9 +198,14 @@ async def kill_job(
     return await _set_desired(services, principal, job_id, Desired.KILL, generation=generation, key=key)
 
 
-async def delete_job(services: ApiServices, principal: Principal, job_id: str, *, kill: bool) -> None:
-    """Hides the job; its data is erased later. Raises Conflict while it is live, unless ``kill``."""
-    await services.jobs.delete(principal, job_id, kill=kill)
+async def delete_job(
+    services: ApiServices, principal: Principal, job_id: str, *, kill: bool, generation: int | None
+) -> None:
+    """Hides the job; its data is erased later. Raises Conflict while it is live, unless ``kill``.
+
+    ``generation``: raises PreconditionFailed if it is not the job's; None: any.
+    """
+    await services.jobs.delete(principal, job_id, kill=kill, generation=generation)
 
 
 async def get_history(

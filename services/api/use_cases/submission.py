@@ -17,8 +17,9 @@ from services.api.params import Params
 from services.api.services import ApiServices
 from services.api.spec_fields import with_fields
 from services.api.submit import Plan, check_code, check_devices, check_gang, check_image, read_spec_in_thread
-from services.api.uploads import Upload
-from services.core.domain.errors import TooLarge
+from services.api.uploads import Code, Upload
+from services.core.domain.errors import NoSpace, TooLarge
+from services.core.domain.job import Job as JobDocument
 from services.core.domain.spec import JobSpec, dump_spec
 from services.core.frameworks.images import LibraryImages
 
@@ -30,6 +31,8 @@ class Incoming:
     spec: JobSpec
     code_digest: str = ""
     upload: Upload | None = None
+    source: JobDocument | None = None
+    """The job that is copied; it may be deleted."""
 
 
 class CloneParams(Params):
@@ -92,25 +95,34 @@ class JobPlan(Answer):
 async def submit_job(
     services: ApiServices, principal: Principal, tenant: str, incoming: Incoming, *, key: str | None, trace: str
 ) -> Done[Job]:
-    """Makes the job. It and its code are durable when this returns.
+    """Makes the job. It and its code are durable when this returns. A job that exists under the key is the answer
+    before anything is checked that may have changed since, or stored.
 
     ``key``: the idempotency key. ``trace``: a W3C traceparent. Raises InvalidArchive, InvalidRequest, InvalidSpec,
-    IdempotencyMismatch, NoSpace, TooLarge, Unavailable.
+    IdempotencyMismatch, NoSpace, TooLarge, Unavailable; NotFound if the source of a copy is deleted.
     """
-    _check_limits(services, incoming)
-    await services.secrets.check_spec(tenant, incoming.spec)
-    await _take_code(services, tenant, incoming, keep=True)
-    submitted = await services.submissions.submit(
-        principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key, trace=trace
-    )
+    code = await _finish_upload(services, incoming)
+    submissions = services.submissions
+    submitted = await submissions.replay(principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key)
+    if submitted is None:
+        if incoming.source is not None:
+            principal.visible(incoming.source, incoming.source.id)
+        await _check(services, tenant, incoming, code)
+        await _keep_code(services, tenant, incoming)
+        submitted = await submissions.submit(
+            principal, tenant, incoming.spec, code_digest=incoming.code_digest, key=key, trace=trace
+        )
     return Done(replace(job_answer(submitted.job), warnings=list(submitted.warnings)), submitted.replayed)
 
 
 async def clone_job(
     services: ApiServices, principal: Principal, job_id: str, params: CloneParams, *, key: str | None, trace: str
 ) -> Done[Job]:
-    """Makes a job with the spec and code of another one, in its tenant. Errors as of ``submit_job``, and NotFound."""
-    tenant, incoming = await _cloned(services, principal, job_id, params)
+    """Makes a job with the spec and code of another one, in its tenant. Errors as of ``submit_job``, and NotFound.
+
+    A repetition is answered although the source was deleted meanwhile.
+    """
+    tenant, incoming = await _cloned(services, principal, job_id, params, deleted=key is not None)
     return await submit_job(services, principal, tenant, incoming, key=key, trace=trace)
 
 
@@ -121,51 +133,65 @@ async def plan_clone(services: ApiServices, principal: Principal, job_id: str, p
 
 
 async def _cloned(
-    services: ApiServices, principal: Principal, job_id: str, params: CloneParams
+    services: ApiServices, principal: Principal, job_id: str, params: CloneParams, *, deleted: bool = False
 ) -> tuple[str, Incoming]:
-    job = await services.jobs.get(principal, job_id)
+    """The tenant and the copy. ``deleted``: also of a deleted job."""
+    job = await services.jobs.get(principal, job_id, deleted=deleted)
     changes = {**params.set, **({"name": params.name} if params.name is not None else {})}
     text = json.dumps(with_fields(job.spec, changes)).encode()
     if len(text) > services.settings.max_spec_bytes:
         raise TooLarge(f"a spec has at most {services.settings.max_spec_bytes} bytes")
-    return job.tenant, Incoming(
-        await read_spec_in_thread(text, "json", services.settings.cluster), code_digest=job.code_digest
-    )
+    spec = await read_spec_in_thread(text, "json", services.settings.cluster)
+    return job.tenant, Incoming(spec, code_digest=job.code_digest, source=job)
 
 
 async def plan_job(services: ApiServices, tenant: str, incoming: Incoming) -> JobPlan:
     """What a submit would do; changes nothing."""
-    _check_limits(services, incoming)
-    await services.secrets.check_spec(tenant, incoming.spec)
-    await _take_code(services, tenant, incoming, keep=False)
+    code = await _finish_upload(services, incoming)
+    await _check(services, tenant, incoming, code)
     plan = await services.submissions.plan(tenant, incoming.spec, incoming.code_digest)
     settings = services.settings
     limits = SubmitLimits(max_code_bytes=settings.max_code_bytes, max_spec_bytes=settings.max_spec_bytes)
     return _plan_answer(plan, limits, services.library_images)
 
 
-def _check_limits(services: ApiServices, incoming: Incoming) -> None:
+async def _finish_upload(services: ApiServices, incoming: Incoming) -> Code | None:
+    """Checks the archive, and sets the digest of the code; None without an upload."""
+    if incoming.upload is None:
+        return None
+    with services.instrumentation.counting_refused_code():
+        code = await incoming.upload.finish()
+    incoming.code_digest = code.digest
+    return code
+
+
+async def _check(services: ApiServices, tenant: str, incoming: Incoming, code: Code | None) -> None:
+    """Raises InvalidSpec for a spec or code that this platform does not run now."""
     limits = services.settings
     check_gang(incoming.spec, max_learners=limits.max_learners, max_bytes=limits.max_gang_bytes)
     check_image(incoming.spec, services.library_images)
     check_devices(incoming.spec, services.devices)
+    await services.secrets.check_spec(tenant, incoming.spec)
+    if code is not None:
+        check_code(code, limits.cluster)
 
 
-async def _take_code(services: ApiServices, tenant: str, incoming: Incoming, *, keep: bool) -> None:
-    """Checks the code and sets its digest. ``keep``: stores it, or checks that it is stored."""
+async def _keep_code(services: ApiServices, tenant: str, incoming: Incoming) -> None:
+    """Stores the uploaded code, or checks that the named code is stored. Raises NoSpace beyond the tenant's bound."""
     with services.instrumentation.counting_refused_code():
-        if incoming.upload is not None:
-            code = await incoming.upload.finish()
-            check_code(code, services.settings.cluster)
-            incoming.code_digest = code.digest
-            if keep:
-                await services.storage_bound.check(tenant, incoming.upload.size)
-                if await services.submissions.keep_code(incoming.upload, tenant, incoming.code_digest):
-                    await services.storage_bound.add(tenant, incoming.upload.size)
-        elif keep:
+        if incoming.upload is None:
             await services.storage_bound.check(tenant)
             if incoming.code_digest:
                 await services.submissions.check_code_is_stored(tenant, incoming.code_digest)
+            return
+        try:
+            await services.storage_bound.check(tenant, incoming.upload.size)
+        except NoSpace:
+            if not await services.submissions.is_code_stored(tenant, incoming.code_digest):
+                raise
+            await services.storage_bound.check(tenant)  # code that is stored adds no bytes
+        if await services.submissions.keep_code(incoming.upload, tenant, incoming.code_digest):
+            await services.storage_bound.add(tenant, incoming.upload.size)
 
 
 def _plan_answer(plan: Plan, limits: SubmitLimits, images: LibraryImages | None) -> JobPlan:

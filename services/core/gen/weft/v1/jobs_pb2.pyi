@@ -1500,21 +1500,27 @@ class DeleteJobRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     KILL_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Id of the job."""
     kill: _builtins.bool
     """Kill the job first if it is live."""
+    generation: _builtins.int
+    """Delete the job only while it has this generation."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         kill: _builtins.bool = ...,
+        generation: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_generation", b"_generation", "generation", b"generation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "kill", b"kill"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_generation", b"_generation", "generation", b"generation", "job_id", b"job_id", "kill", b"kill"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__generation: _TypeAlias = _typing.Literal["generation"]  # noqa: Y015
+    _WhichOneofArgType__generation: _TypeAlias = _typing.Literal["_generation", b"_generation"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__generation) -> _WhichOneofReturnType__generation | None: ...
 
 Global___DeleteJobRequest: _TypeAlias = DeleteJobRequest  # noqa: Y015
 
