@@ -326,6 +326,7 @@ MESSAGES = {
     "GetHistory": pb.GetHistoryRequest,
     "GetLogs": pb.GetLogsRequest,
     "FollowLogs": pb.GetLogsRequest,
+    "FollowMetrics": pb.GetMetricsRequest,
     "GetSeries": pb.GetMetricsRequest,
     "FollowEvents": pb.FollowEventsRequest,
     "ListArtifacts": pb.ListArtifactsRequest,
