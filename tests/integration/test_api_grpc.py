@@ -490,7 +490,8 @@ async def test_a_live_stream_ends_with_unauthenticated_when_its_key_is_revoked(
         job = (await api.submit())["id"]
         made = (await api.admin.post("/v1/keys", json={"name": "laptop"})).json()
         async with speaking(api.grpc, made["key"]) as rpc:
-            replies = getattr(rpc.jobs, method)(MESSAGES[method](job_id=job), metadata=rpc.metadata)
+            request: Any = MESSAGES[method]
+            replies = getattr(rpc.jobs, method)(request(job_id=job), metadata=rpc.metadata)
             reading = asyncio.create_task(_all_of(replies))
             await until(lambda: "weft_followers 1.0" in api.measured())
             await api.admin.delete(f"/v1/keys/{made['id']}")
