@@ -17,6 +17,8 @@ from services.core.use_cases.code_removal import code_key
 
 CODE: Final = "code.zip"
 _ATTEMPTS: Final = "attempts/"
+_LISTED: Final = 1000
+"""Objects that are listed at a time at least, however small the page is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Artifacts:
             if len(artifacts) == limit:
                 return artifacts
             folder = None
-            wanted = limit - len(artifacts)
+            wanted = max(limit - len(artifacts), _LISTED)  # objects that are not shown need few listings
             metas = await self._objects.list(base + prefix, after=base + after if after else None, limit=wanted)
             for meta in metas:
                 path = meta.key.removeprefix(base)
@@ -76,6 +78,8 @@ class Artifacts:
                 folder, after = None, path
                 if not is_document(path) and not await self._checkpoints.is_index(base, path):
                     artifacts.append(Artifact(path, meta))
+                    if len(artifacts) == limit:
+                        return artifacts
             if folder is None and len(metas) < wanted:
                 return artifacts
 

@@ -32,6 +32,12 @@ class ApiSettings(Settings):
         gt=0,
         description="Seconds that a client has for the headers of a request. Then its connection is closed (408).",
     )
+    body_idle_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="Seconds that a client may pause while it sends the body of a request, or a submission over gRPC. "
+        "Then the request is answered 503 and its upload is removed: a client that vanished keeps no place.",
+    )
     max_user_keys: int = Field(
         default=100,
         gt=0,

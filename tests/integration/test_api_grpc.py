@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from services.api import access_end
 from services.api.grpc.auth_interceptor import OPEN_SERVICES, PUBLIC, permission_of
 from services.api.grpc.jobs import Jobs
 from services.api.grpc.platform import Keys, Platform, Secrets
@@ -325,6 +326,7 @@ MESSAGES = {
     "GetHistory": pb.GetHistoryRequest,
     "GetLogs": pb.GetLogsRequest,
     "FollowLogs": pb.GetLogsRequest,
+    "FollowMetrics": pb.GetMetricsRequest,
     "GetSeries": pb.GetMetricsRequest,
     "FollowEvents": pb.FollowEventsRequest,
     "ListArtifacts": pb.ListArtifactsRequest,
@@ -477,6 +479,31 @@ async def test_a_stopping_service_ends_streams_with_unavailable_and_without_an_e
             await anext(replies)
         refused = refusal(caught.value)
         assert (refused.status, refused.code, refused.retry_s) == ("UNAVAILABLE", "unavailable", 1)
+
+
+@pytest.mark.parametrize("method", ["FollowLogs", "FollowMetrics", "FollowEvents"])
+async def test_a_live_stream_ends_with_unauthenticated_when_its_key_is_revoked(
+    tmp_path: Path, metrics: MetricsProcess, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(access_end, "CHECK_S", 0.05)
+    async with api_over(tmp_path, metrics.address) as api:
+        job = (await api.submit())["id"]
+        made = (await api.admin.post("/v1/keys", json={"name": "laptop"})).json()
+        async with speaking(api.grpc, made["key"]) as rpc:
+            request: Any = MESSAGES[method]
+            replies = getattr(rpc.jobs, method)(request(job_id=job), metadata=rpc.metadata)
+            reading = asyncio.create_task(_all_of(replies))
+            await until(lambda: "weft_followers 1.0" in api.measured())
+            await api.admin.delete(f"/v1/keys/{made['id']}")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await reading
+            refused = refusal(caught.value)
+            assert (refused.status, refused.code) == ("UNAUTHENTICATED", "unauthenticated")
+            await until(lambda: "weft_followers 0.0" in api.measured())
+
+
+async def _all_of(replies: Any) -> list[Any]:
+    return [reply async for reply in replies]
 
 
 async def test_the_grpc_example_of_the_documentation_works(api: Api) -> None:

@@ -14,6 +14,7 @@ import apsw
 import httpx2
 import pytest
 
+from services.api import access_end
 from services.api.use_cases import stream
 from tests.testbed.api import SPEC, Api
 from tests.testbed.learner_telemetry import Learner, api_over
@@ -233,7 +234,7 @@ async def test_lines_and_points_go_on_after_a_halted_job_was_resumed(api: Api, l
 
 
 async def test_a_stream_ends_with_the_session_it_was_opened_in(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_CHECK_S", 0.05)
+    monkeypatch.setattr(access_end, "CHECK_S", 0.05)
     async with api.client(None) as browser:
         session = (await browser.post("/v1/session", json={"key": await api.key("ada", "acme")})).json()
         async with page(browser, list="true") as shown:

@@ -13,6 +13,7 @@ import httpx2
 import pytest
 import structlog.testing
 
+from services.api import access_end
 from services.core.adapters.etcd.store import EtcdStatusStore
 from services.core.domain.job import moved, released
 from services.core.domain.status import Status
@@ -383,6 +384,43 @@ async def test_a_disconnected_stream_is_closed_without_warnings(api: Api, learne
                 await until(lambda: "weft_followers 1.0" in api.measured())
             await until(lambda: "weft_followers 0.0" in api.measured())
     assert [entry for entry in logs if entry["log_level"] in {"warning", "error"}] == []
+
+
+@pytest.mark.parametrize("path", ["events", "logs?follow=true", "metrics?follow=true"])
+async def test_a_silent_live_stream_ends_when_its_key_is_revoked(
+    api: Api, learner: Learner, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(access_end, "CHECK_S", 0.05)
+    made = (await api.admin.post("/v1/keys", json={"name": "laptop"})).json()
+    async with api.client(made["key"]) as client:
+        reading = Reading(client, f"/v1/jobs/{learner.job}/{path}")
+        await until(lambda: "weft_followers 1.0" in api.measured())
+        await api.admin.delete(f"/v1/keys/{made['id']}")
+        await reading.has(lambda reader: reader.events_read[-1:] != [] and reader.events_read[-1].name == "error")
+        problem = reading.events_read[-1].data
+        assert (problem["status"], problem["code"]) == (401, "unauthenticated")
+        await until(lambda: "weft_followers 0.0" in api.measured())
+
+
+async def test_a_live_stream_that_never_pauses_ends_when_its_key_is_revoked(
+    api: Api, learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_end, "CHECK_S", 0.05)
+    made = (await api.admin.post("/v1/keys", json={"name": "laptop"})).json()
+
+    async def write() -> None:
+        while True:
+            await learner.write_lines("line")
+
+    writing = asyncio.create_task(write())
+    async with api.client(made["key"]) as client:
+        reading = Reading(client, f"/v1/jobs/{learner.job}/logs?follow=true")
+        await reading.has(lambda reader: len(reader.events_read) > 3)
+        await api.admin.delete(f"/v1/keys/{made['id']}")
+        await reading.has(lambda reader: reader.events_read[-1].name == "error")
+    assert reading.events_read[-1].data["code"] == "unauthenticated"
+    writing.cancel()
+    await asyncio.wait({writing})
 
 
 async def test_a_silent_stream_gets_keep_alive_comments(tmp_path: Path, metrics: MetricsProcess) -> None:

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import apsw
+import grpc.aio
 import httpx2
 import pytest
 
 from services.api.uploads import Uploads
 from services.core.domain.errors import ResourceExhausted
 from services.core.formats.archive import Entry
+from services.core.gen.weft.v1 import jobs_pb2 as pb
 from tests.testbed.api import SPEC, Api, a_zip, running_api
+from tests.testbed.user_rpc import speaking
 from tests.waiting import HANG_S, until
 
 LIMIT = 100_000
@@ -211,6 +214,76 @@ async def test_upload_beyond_the_number_at_a_time_is_answered_429_and_may_be_rep
         go_on.set()
         assert (await first).status_code == 201
         assert (await send(api.admin, code(10))).status_code == 201
+
+
+async def until_its_place_and_file_are_free(api: Api) -> None:
+    await until(lambda: api.services.uploads.running == 0)
+    assert list((api.settings.home / "uploads").iterdir()) == []
+    assert (await send(api.admin, code(10))).status_code == 201
+
+
+async def test_upload_of_a_client_that_vanished_in_the_middle_gives_its_place_back(tmp_path: Path) -> None:
+    async with running_api(tmp_path, max_tenant_uploads=1, body_idle_s=0.5) as api:
+        body = (
+            f'--b\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(SPEC)}\r\n'
+            '--b\r\nContent-Disposition: form-data; name="code"\r\n\r\nPK'
+        )
+        host, _, port = api.url.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(
+            f"POST /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.admin_key}\r\nContent-Length: 100000\r\n"
+            f"Content-Type: multipart/form-data; boundary=b\r\n\r\n{body}".encode()
+        )
+        await until(lambda: api.services.uploads.running == 1)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANG_S)
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in head.lower()
+        await until_its_place_and_file_are_free(api)
+        writer.close()
+
+
+async def test_upload_over_grpc_that_stops_in_the_middle_gives_its_place_back(tmp_path: Path) -> None:
+    async with (
+        running_api(tmp_path, max_tenant_uploads=1, body_idle_s=0.5) as api,
+        speaking(api.grpc, api.admin_key) as rpc,
+    ):
+
+        async def half() -> AsyncIterator[pb.SubmitJobRequest]:
+            yield pb.SubmitJobRequest(head=pb.Submission(json=json.dumps(SPEC)))
+            yield pb.SubmitJobRequest(code=b"PK")
+            await asyncio.Event().wait()
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await rpc.jobs.SubmitJob(half(), metadata=rpc.metadata)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "nothing arrived" in (caught.value.details() or "")
+        await until_its_place_and_file_are_free(api)
+
+
+async def test_upload_that_is_slow_but_never_pauses_for_long_is_received(tmp_path: Path) -> None:
+    async with running_api(tmp_path, body_idle_s=1.0) as api:
+        archive = code(30)
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield f'--b\r\nContent-Disposition: form-data; name="spec"\r\n\r\n{json.dumps(SPEC)}\r\n'.encode()
+            yield b'--b\r\nContent-Disposition: form-data; name="code"\r\n\r\n'
+            for start in range(0, len(archive), 16):
+                await asyncio.sleep(0.1)
+                yield archive[start : start + 16]
+            yield b"\r\n--b--\r\n"
+
+        headers = {"Content-Type": "multipart/form-data; boundary=b"}
+        sent = await api.admin.post("/v1/jobs", content=slow(), headers=headers)
+        assert sent.status_code == 201, sent.text
+
+
+async def test_body_that_stays_half_sent_is_answered_503(tmp_path: Path) -> None:
+    async with running_api(tmp_path, body_idle_s=0.2) as api:
+        line = await api.first_line(
+            b"POST /v1/session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 100\r\n\r\n{"key"'
+        )
+        assert line.startswith(b"HTTP/1.1 503 ")
 
 
 async def test_archives_of_one_tenant_are_checked_one_at_a_time_so_that_another_tenant_does_not_wait(

@@ -6,13 +6,13 @@ import asyncio
 import gc
 import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from services.api import checkpoint_files
+from services.api import artifacts, checkpoint_files
 from services.api.artifacts import Artifacts
 from services.api.instrumentation import Instrumentation
 from services.core.adapters.folder.objects import FolderObjectStore
@@ -26,6 +26,7 @@ from services.core.domain.checkpoint import (
 )
 from services.core.domain.errors import NotFound
 from services.core.domain.job import Job, new_job
+from services.core.ports.object_store import ObjectMeta
 
 JOB = "tenants/acme/jobs/j1/"
 
@@ -131,6 +132,42 @@ async def test_file_of_an_older_kept_snapshot_can_still_be_fetched(stored: Store
     assert await stored.content(f"{base}old") == b"o"
     with pytest.raises(NotFound):
         await stored.content(f"{base}none")
+
+
+async def test_small_page_behind_many_objects_that_are_not_shown_needs_one_listing(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        await stored.put(f"attempts/1/checkpoints/worker-0/{number:064x}", b"being stored")
+    for name in ("a", "b"):
+        await stored.put(f"attempts/1/results/worker-0/{name}", b"")
+    listings, listed = 0, stored.objects.list
+
+    async def counted(prefix: str, *, after: str | None = None, limit: int = 1000) -> Sequence[ObjectMeta]:
+        nonlocal listings
+        listings += 1
+        return await listed(prefix, after=after, limit=limit)
+
+    monkeypatch.setattr(stored.objects, "list", counted)
+    page, after = await stored.artifacts.list(a_job(), prefix="", after=None, limit=1)
+    assert [artifact.path for artifact in page] == ["attempts/1/results/worker-0/a"]
+    assert (after, listings) == ("attempts/1/results/worker-0/a", 1)
+
+
+@pytest.mark.parametrize("listed", [1, 2, 3, 4])
+@pytest.mark.parametrize("limit", [1, 2, 3])
+async def test_pages_miss_and_repeat_no_file_wherever_a_listing_ends(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, limit: int, listed: int
+) -> None:
+    monkeypatch.setattr(artifacts, "_LISTED", listed)
+    await stored.snapshots("worker-0", {"s/1": "x", "s/2": "y"})
+    for number in range(5):
+        await stored.put(f"attempts/1/checkpoints/worker-1/{number:064x}", b"being stored")
+    names = [f"attempts/1/results/worker-0/{name}" for name in "abcdefg"]
+    for name in names:
+        await stored.put(name, b"")
+    checkpoints = [f"attempts/1/checkpoints/worker-0/s/{number}" for number in (1, 2)]
+    assert await stored.paths(limit=limit) == [*checkpoints, *names]
 
 
 @pytest.mark.slow

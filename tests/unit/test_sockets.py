@@ -24,6 +24,7 @@ from services.core.runtime.sockets import (
     make_private_folder,
     open_private_folder,
     remove_unfinished,
+    set_connection_options,
 )
 from tests.testbed.hints import add_nudged, nudge
 from tests.testbed.identities import credential, guard
@@ -185,3 +186,17 @@ def test_an_address_without_host_or_port_is_refused(text: str) -> None:
 def test_host_and_port_of_each_form_are_read() -> None:
     forms = ("a:1", "tls:a:1", "[::1]:1", "tls:[::1]:1")
     assert [Address(text).host_port for text in forms] == [("a", 1), ("a", 1), ("::1", 1), ("::1", 1)]
+
+
+def test_connection_of_a_tcp_listener_finds_out_that_its_client_vanished() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        set_connection_options(listener)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as connection:
+            tcp = socket.IPPROTO_TCP
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle, every, probes = (
+                connection.getsockopt(tcp, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + every * probes == 120
+            assert connection.getsockopt(tcp, socket.TCP_NODELAY) == 1

@@ -24,6 +24,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from services.api.access import Permission, Principal
+from services.api.access_end import until_access_ends
 from services.api.grpc.errors import status_of
 from services.api.grpc.open_calls import Context, OpenCalls
 from services.api.idempotency import checked_key
@@ -143,25 +144,34 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     def _stream(
         self, method: str, behaviour: Callable[..., AsyncGenerator[Any]], request: Request
     ) -> Callable[..., AsyncIterator[Any]]:
+        permission = permission_of(behaviour)
+        if permission == PUBLIC:
+            raise NotImplementedError(f"{method} is a stream that needs no key, whose caller cannot be checked again")
+
         async def call(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[Any]:
-            async with self._guarded(method, permission_of(behaviour), context):
+            async with self._guarded(method, permission, context):
                 message = await request(messages, context)
-                async with aclosing(self._while_serving(lambda: behaviour(message, context))) as replies:
+                async with aclosing(self._while_allowed(lambda: behaviour(message, context))) as replies:
                     async for reply in replies:
                         yield reply
 
         return call
 
-    async def _while_serving(self, start: Callable[[], AsyncGenerator[Any]]) -> AsyncGenerator[Any]:
-        """The replies. Raises Unavailable when the service stops: a stream without its end was cut."""
+    async def _while_allowed(self, start: Callable[[], AsyncGenerator[Any]]) -> AsyncGenerator[Any]:
+        """The replies. Raises Unauthenticated when the caller loses access, and Unavailable when the service stops: a
+        stream without its end was cut.
+        """
         replies = start()
         stopping = asyncio.ensure_future(self._services.stopping.wait())
+        access = asyncio.ensure_future(until_access_ends(self._services.sessions, current().principal))
         reading: asyncio.Future[Any] | None = None
         self._services.instrumentation.followers.inc()
         try:
             while True:
                 reading = asyncio.ensure_future(anext(replies))
-                await asyncio.wait({reading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({reading, stopping, access}, return_when=asyncio.FIRST_COMPLETED)
+                if access.done():
+                    access.result()
                 if not reading.done():
                     raise Unavailable("the service is restarting; continue after the last item", retry_after_s=1)
                 try:
@@ -172,6 +182,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         finally:
             self._services.instrumentation.followers.dec()
             stopping.cancel()
+            access.cancel()
             if reading is not None and not reading.done():
                 reading.cancel()
                 await asyncio.wait({reading})

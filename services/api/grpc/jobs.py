@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from services.api.access import Principal
 from services.api.grpc.auth_interceptor import current, needs
 from services.api.grpc.messages import changed, message, params, series_message
+from services.api.idle_limit import within_idle_limit
 from services.api.job_answer import JobEvent
 from services.api.params import checked_digest, invalid_params, wrong_field, wrong_parameter
 from services.api.services import ApiServices
@@ -222,7 +223,8 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
         self, principal: Principal, messages: AsyncIterator[jobs_pb2.SubmitJobRequest], closing: AsyncExitStack
     ) -> tuple[str, submission.Incoming]:
         """The tenant and the submission. The spec is validated before the code is read."""
-        first = await anext(aiter(messages), None)
+        messages = within_idle_limit(aiter(messages), self._services.settings.body_idle_s)
+        first = await anext(messages, None)
         if first is None or not first.HasField("head"):
             raise InvalidRequest("the first message of a submission has `head`")
         head = first.head

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from services.core.runtime.connections import Connections
-from services.core.runtime.sockets import open_private_folder, short_path, without_delay
+from services.core.runtime.sockets import open_private_folder, set_connection_options, short_path
 from services.core.runtime.undo import undo_on_failure
 
 _ABSTRACT: Final = "unix-abstract:"
@@ -106,7 +106,7 @@ class Relay:
 
     def __init__(self, held: socket.socket, path: Path, connections: Connections) -> None:
         self._held, self.path, self._connections = held, path, connections
-        without_delay(held)
+        set_connection_options(held)
         self._outer: set[_Outer] = set()
         self._named: dict[str, _Outer] = {}
         self._joining: set[asyncio.Task[None]] = set()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any, Final, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
+from services.api.idle_limit import within_idle_limit
 from services.core.domain.errors import FieldError, InvalidRequest, TooLarge
 from services.core.domain.spec_errors import plain_message
 
@@ -14,10 +16,18 @@ MAX_BODY: Final = 64 * 1024
 T = TypeVar("T", bound=BaseModel)
 
 
+def body_of(request: Request) -> AsyncGenerator[bytes]:
+    """The body, piece by piece. Raises Unavailable if the client pauses for longer than ``body_idle_s``."""
+    return within_idle_limit(request.stream(), request.app.state.services.settings.body_idle_s)
+
+
 async def read_body(request: Request, limit: int, *, what: str = "this body") -> bytes:
-    """The whole body. Raises TooLarge as soon as it is longer than ``limit`` bytes; ``what`` names it in the error."""
+    """The whole body. Raises TooLarge as soon as it is longer than ``limit`` bytes, and as ``body_of``.
+
+    ``what`` names the body in the error.
+    """
     body = bytearray()
-    async for chunk in request.stream():
+    async for chunk in body_of(request):
         body += chunk
         if len(body) > limit:
             raise TooLarge(f"{what} has at most {limit} bytes")

@@ -7,15 +7,17 @@ the last ``id``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from fastapi import Request
 from fastapi.sse import format_sse_event
 from starlette.responses import StreamingResponse
 
+from services.api.access import Principal
+from services.api.access_end import until_access_ends
 from services.api.answers import to_json
 from services.api.params import END_OF_SEQ
 from services.api.rest.answers import problem
@@ -53,23 +55,29 @@ def frame(event: str, data: object, event_id: int | None = None) -> bytes:
     )
 
 
-def streamed(request: Request, services: ApiServices, frames: AsyncGenerator[bytes]) -> StreamingResponse:
-    """The frames as a response with keep-alive comments, which ends when the service stops."""
+def streamed(
+    request: Request, services: ApiServices, principal: Principal, frames: AsyncGenerator[bytes]
+) -> StreamingResponse:
+    """The frames as a response with keep-alive comments. It ends when the service stops, and with ``event: error`` when
+    the caller loses access.
+    """
     return StreamingResponse(
-        _kept_alive(request, services, frames),
+        _kept_alive(request, services, principal, frames),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
 
 
-async def _kept_alive(request: Request, services: ApiServices, frames: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+async def _kept_alive(
+    request: Request, services: ApiServices, principal: Principal, frames: AsyncGenerator[bytes]
+) -> AsyncIterator[bytes]:
     """The frames, and a comment after ``keepalive_s`` without one.
 
     A separate task reads them: a client that leaves cancels this generator at every await, so the frames are closed in
     that task.
     """
     ready: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=_AHEAD)
-    reading = asyncio.create_task(_read(request, frames, ready))
+    reading = asyncio.create_task(_read(request, services, principal, frames, ready))
     stopping = asyncio.create_task(services.stopping.wait())
     getting = asyncio.create_task(ready.get())
     services.instrumentation.followers.inc()
@@ -94,17 +102,40 @@ async def _kept_alive(request: Request, services: ApiServices, frames: AsyncGene
         services.instrumentation.followers.dec()
 
 
-async def _read(request: Request, frames: AsyncGenerator[bytes], ready: asyncio.Queue[bytes | None]) -> None:
-    """Puts the frames into the queue, and None after the last."""
+async def _read(
+    request: Request,
+    services: ApiServices,
+    principal: Principal,
+    frames: AsyncGenerator[bytes],
+    ready: asyncio.Queue[bytes | None],
+) -> None:
+    """Puts the frames into the queue until the caller loses access, and None after the last."""
     trace_id = trace_id_of(request.scope)
     try:  # the response's head is sent, so an error becomes its last event
         with log_unexpected("stream.failed", expected=WeftError, path=request.url.path) as edge:
-            async with aclosing(frames):
-                async for next_frame in frames:
-                    if next_frame:
-                        await ready.put(next_frame)
+            await _until_first(_forward(frames, ready), until_access_ends(services.sessions, principal))
         if edge.failed:
             raise Internal("an internal error; the service's log has its trace")
     except WeftError as error:
         await ready.put(frame("error", problem(error, trace_id)))
     await ready.put(None)
+
+
+async def _forward(frames: AsyncGenerator[bytes], ready: asyncio.Queue[bytes | None]) -> None:
+    async with aclosing(frames):
+        async for next_frame in frames:
+            if next_frame:
+                await ready.put(next_frame)
+
+
+async def _until_first(*work: Coroutine[Any, Any, None]) -> None:
+    """Runs all until the first ends, and cancels the others. Raises what that one raises."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in ended:
+        task.result()

@@ -23,7 +23,8 @@ async def get_stream(
     services: Services, principal: Reader, request: Request, params: Annotated[StreamParams, Query()]
 ) -> Response:
     resumed = request.headers.get("last-event-id") or None
-    return sse.streamed(request, services, _frames(await follow_page(services, principal, params, resumed=resumed)))
+    events = await follow_page(services, principal, params, resumed=resumed)
+    return sse.streamed(request, services, principal, _frames(events))
 
 
 async def _frames(events: AsyncGenerator[StreamEvent]) -> AsyncGenerator[bytes]:

@@ -21,7 +21,7 @@ from services.api.job_answer import Job
 from services.api.params import checked_digest, wrong_field
 from services.api.rest.answers import answer, replay_headers
 from services.api.rest.auth_middleware import trace_of
-from services.api.rest.bodies import body_schema, read_body, read_model
+from services.api.rest.bodies import body_of, body_schema, read_body, read_model
 from services.api.rest.openapi import JobId, ok, response
 from services.api.rest.permissions import Services, Writer
 from services.api.services import ApiServices
@@ -131,7 +131,7 @@ async def _receive(
         upload = await closing.enter_async_context(services.uploads.receive(tenant))
         boundary = options.get(b"boundary", b"")
         parts = _MultipartSubmission(boundary, upload, limits.max_spec_bytes, limits.cluster)
-        return await parts.read(request.stream())
+        return await parts.read(body_of(request))
     if media != "application/json" and media not in _YAML:
         raise InvalidRequest(
             "send multipart/form-data with the parts `spec` and `code`, application/json or application/yaml"

@@ -74,7 +74,7 @@ async def get_logs(
         return answer(await telemetry.get_logs(services, principal, job_id, params))
     resumed = sse.resumed_at(request, params.after)
     batches = await telemetry.follow_logs(services, principal, job_id, params, resumed=resumed, start=params.start)
-    return sse.streamed(request, services, _frames("line", batches))
+    return sse.streamed(request, services, principal, _frames("line", batches))
 
 
 @router.get(
@@ -91,7 +91,7 @@ async def get_metrics(
         return answer(await telemetry.get_metrics(services, principal, job_id, params))
     resumed = sse.resumed_at(request, params.after)
     batches = await telemetry.follow_metrics(services, principal, job_id, params, resumed=resumed)
-    return sse.streamed(request, services, _frames("point", batches))
+    return sse.streamed(request, services, principal, _frames("point", batches))
 
 
 @router.get("/progress", **ok(JobProgress, "How far it is"))
@@ -105,7 +105,7 @@ async def get_events(
 ) -> Response:
     resumed = EventsParams(after=sse.resumed_at(request, params.after))
     events = await telemetry.follow_events(services, principal, job_id, resumed)
-    return sse.streamed(request, services, _event_frames(events))
+    return sse.streamed(request, services, principal, _event_frames(events))
 
 
 async def _text(batches: AsyncGenerator[Sequence[JobLine]]) -> AsyncGenerator[bytes]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import Field
 
@@ -37,8 +37,6 @@ _GATHER_S: Final = 0.2
 """Changes of the list are sent at most so often to one page."""
 _RETRY_S: Final = 0.5
 _DAMAGED_RETRY_S: Final = 5.0
-_CHECK_S: Final = 15.0
-"""How often the caller's key or session is checked again."""
 _PLACE: Final = re.compile(r"([chpl]\d{0,2})-(\d{1,19})")
 _PART: Final = re.compile(r"(j[0-9a-z]{22})(?::(\d{1,16}))?")
 
@@ -155,8 +153,7 @@ async def follow_page(
 ) -> AsyncGenerator[StreamEvent]:
     """Events of all parts, ``ready`` first. ``resumed``: the id of the last event that the page has.
 
-    Raises before the stream begins: InvalidRequest, NotFound, PermissionDenied. Raises Unauthenticated in it if the
-    caller's session or key has ended.
+    Raises before the stream begins: InvalidRequest, NotFound, PermissionDenied.
     """
     places = _places(resumed)
     parts: dict[str, _Items] = {}
@@ -178,12 +175,10 @@ async def follow_page(
             )
     tenant = principal.listed_tenant(params.tenant)
     listing = _list(services, tenant, parse_filter(params.q), places.get("c")) if params.listing else None
-    return _events(services, principal, parts, listing, dict(places), resumed=resumed is not None)
+    return _events(parts, listing, dict(places), resumed=resumed is not None)
 
 
 async def _events(
-    services: ApiServices,
-    principal: Principal,
     parts: Mapping[str, _Items],
     listing: _Items | None,
     places: dict[str, int],
@@ -198,7 +193,7 @@ async def _events(
         if ready.place is not None:
             places["c"] = ready.place
         yield StreamEvent(ready.name, ready.data, _id_of(places))
-        async with aclosing(_merged(every, _until_ended(services, principal))) as items:
+        async with aclosing(_merged(every)) as items:
             async for part, item in items:
                 if item.place is not None:
                     places[part] = item.place
@@ -208,10 +203,8 @@ async def _events(
             await items_of_part.aclose()
 
 
-async def _merged(
-    parts: Mapping[str, _Items], checking: Coroutine[Any, Any, None]
-) -> AsyncGenerator[tuple[str, _Item]]:
-    """The items of all parts as they come, until a part or ``checking`` raises. A slow reader slows every part."""
+async def _merged(parts: Mapping[str, _Items]) -> AsyncGenerator[tuple[str, _Item]]:
+    """The items of all parts as they come, until a part raises. A slow reader slows every part."""
     queue: asyncio.Queue[tuple[str, _Item]] = asyncio.Queue(maxsize=1)
 
     async def read(name: str, part: _Items) -> None:
@@ -219,7 +212,7 @@ async def _merged(
             async for item in part:
                 await queue.put((name, item))
 
-    running = {asyncio.create_task(read(name, part)) for name, part in parts.items()} | {asyncio.create_task(checking)}
+    running = {asyncio.create_task(read(name, part)) for name, part in parts.items()}
     getting = asyncio.create_task(queue.get())
     try:
         while True:
@@ -237,14 +230,6 @@ async def _merged(
         for task in running:
             task.cancel()
         await asyncio.wait({getting, *running})
-
-
-async def _until_ended(services: ApiServices, principal: Principal) -> None:
-    """Raises Unauthenticated when the caller's session or key has ended."""
-    while True:
-        await asyncio.sleep(_CHECK_S)
-        with contextlib.suppress(Unavailable):  # the stream goes on while the store is away
-            await services.sessions.check(principal)
 
 
 async def _list(services: ApiServices, tenant: str | None, chosen: JobFilter | None, position: int | None) -> _Items:

@@ -15,7 +15,7 @@ import uvicorn
 from services.core.bootstrap.http_limits import HttpLimits, LimitedProtocol
 from services.core.domain.errors import WeftError
 from services.core.runtime.address import Address
-from services.core.runtime.sockets import SocketPlace, without_delay
+from services.core.runtime.sockets import SocketPlace, set_connection_options
 
 _BACKLOG: Final = 2048
 
@@ -31,7 +31,7 @@ class HttpServer:
     ) -> None:
         self._address, self._held = address, held
         if held is not None:
-            without_delay(held)
+            set_connection_options(held)
         files = address.files()
         options: dict[str, Any] = {}
         if files is not None:
@@ -93,5 +93,5 @@ def listen_tcp(address: Address) -> socket.socket:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:  # uvicorn itself would end the whole process with SystemExit
         raise WeftError(f"cannot listen on {address}: {error.strerror}") from None
-    without_delay(listener)
+    set_connection_options(listener)
     return listener
