@@ -43,7 +43,7 @@ from services.node.cgroups import Groups
 from services.node.disk_reserve import ReserveWatch
 from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
-from services.node.files import remove_tree
+from services.core.runtime.tree_removal import remove_tree
 from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
