@@ -6,8 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -34,21 +32,6 @@ def test_files_in_nested_folders_count_once_however_many_names_they_have(tmp_pat
     for place in ("a/link", "a/b/link", "link"):
         (tmp_path / place).hardlink_to(tmp_path / "a/b/c/data")
     assert used(tmp_path).size == once.size
-
-
-@pytest.fixture
-def without_root() -> Generator[Path]:
-    """A folder of a user without root, as whom the test runs."""
-    with tempfile.TemporaryDirectory() as name:
-        if os.geteuid() != 0:
-            yield Path(name)
-            return
-        os.chown(name, 64_123, -1)
-        os.seteuid(64_123)
-        try:
-            yield Path(name)
-        finally:
-            os.seteuid(0)
 
 
 @pytest.mark.parametrize("mode", [0o300, 0o600, 0o000])
