@@ -63,7 +63,7 @@ from services.node.port_watch import PortWatch
 from services.node.processes import ProcessMatcher, kill_all
 from services.node.settings import NodeSettings
 from services.node.tenants import OnlyTenant
-from services.node.traces import sweep, trace_of
+from services.node.traces import sweep, trace_of, traced
 from services.node.users import Users
 
 STEPS: Final = ("reserve", "learners", "activate")
@@ -91,7 +91,9 @@ class Agent:
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
         self.isolation: Isolation = choose(settings, user=settings.node_uid_first if self._uids else None)
         self._leftovers = Leftovers(self._root, within_s=settings.node_remove_s)
-        self._users = Users(self._own_folder / "users", self._uids, self._trace_of) if self._uids else None
+        self._users = (
+            Users(self._own_folder / "users", self._uids, self._trace_of, self._traced) if self._uids else None
+        )
         self._picking = asyncio.Lock()
         """Held while a uid is chosen: looking through what is left of it takes time."""
         self._background: list[asyncio.Task[None]] = []
@@ -406,6 +408,9 @@ class Agent:
 
     def _trace_of(self, uid: int) -> str:
         return "a folder in quarantine" if uid in self._leftovers.uids() else trace_of(uid)
+
+    def _traced(self, uids: range) -> set[int]:
+        return self._leftovers.uids() | traced(uids)
 
     @property
     def _leaves_files(self) -> bool:
