@@ -138,7 +138,7 @@ class Agent:
         counted = FrozenCount(self._own_folder)
         counted.thaw_left(learners())
         disk = DiskWatch(self._settings, self._instrumentation, learners, counted)
-        reserve = ReserveWatch(self._settings, self._instrumentation, learners, counted)
+        reserve = ReserveWatch(self._settings, self._instrumentation, learners, counted, lambda: disk.last_round)
         caches = CacheWatch(self._settings, self._instrumentation, learners)
         loops = [self._retry_leftovers, disk.run, reserve.run, caches.run]
         if self._uids is not None:
