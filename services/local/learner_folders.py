@@ -45,7 +45,7 @@ def remove_learners(home: Home) -> None:
                 aside.mkdir(mode=0o700, exist_ok=True)
                 place.rename(aside / f"{place.name.strip('.')}.0.{uid}.{secrets.token_hex(4)}")
             except OSError:
-                raise WeftError(_stays(home, str(place), error)) from error
+                raise WeftError(_stays(str(place), error)) from error
 
 
 def purge(home: Home) -> None:
@@ -60,7 +60,7 @@ def purge(home: Home) -> None:
         except OSError as error:
             problem = problem or (str(place), error)
     if problem is not None:
-        raise WeftError(_stays(home, *problem))
+        raise WeftError(_stays(*problem))
     (home / _VERSION).unlink(missing_ok=True)
     try:
         home.root.rmdir()
@@ -73,6 +73,6 @@ def _uid(job: Path) -> int:
     return next((folder.lstat().st_uid for folder in job.glob(f"*/*/{JOB_FOLDER}")), 0)
 
 
-def _stays(home: Home, place: str, error: OSError) -> str:
+def _stays(place: str, error: OSError) -> str:
     why = error.strerror or str(error)
     return f"{place} cannot be removed ({why}); remove it yourself, e.g. as root, then repeat the command"

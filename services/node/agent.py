@@ -35,6 +35,7 @@ from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.edges import log_unexpected
 from services.core.runtime.home import AGENT
 from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, RUN, LearnerDocument
+from services.core.runtime.tree_removal import remove_tree
 from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation
@@ -43,7 +44,6 @@ from services.node.cgroups import Groups
 from services.node.disk_reserve import ReserveWatch
 from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
-from services.core.runtime.tree_removal import remove_tree
 from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose

@@ -67,11 +67,11 @@ class Line:
         self.at = self._base = self.reserve
 
     def is_crossed(self, free: int, last: Baseline | None = None) -> bool:
-        """``last``: of the last round. One is kept from before half of the room was used up, for all growth since."""
+        """``last``: of the last round. While there is not plenty of room, the one with most room is kept."""
         if free >= self.reserve:
             self.at = self._base = self.reserve
-            is_kept = self._before is not None and self._before.free >= self.reserve and free < _PLENTY * self.reserve
-            if last is not None and last.free >= self.reserve and not is_kept:
+            most = self.reserve if self._before is None or free >= _PLENTY * self.reserve else self._before.free
+            if last is not None and last.free >= max(self.reserve, most):
                 self._before = last
         return free < self.at
 
@@ -127,10 +127,11 @@ class ReserveWatch:
     def _observe(self) -> float:
         """Ends learners if too little is left of the disk. Returns the seconds until the next observation."""
         last = self._last_round()
+        baselines = [Baseline(last.uses, free) for free in last.free] if last is not None else [None, None]
         free, files = left = free_space(self._folder)
         self._instrumentation.disk_free.set(free)
         for kind, line in enumerate((self._bytes, self._files)):
-            if line.is_crossed(left[kind], last and Baseline(last.uses, last.free[kind])):
+            if line.is_crossed(left[kind], baselines[kind]):
                 self._make_room(line, left[kind])
         soonest_s = (free - self._bytes.at) / _FASTEST
         if self._files.at:

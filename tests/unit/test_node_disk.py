@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from services.core.runtime.tree_removal import remove_tree
 from services.node import disk
 from services.node.disk import DiskUse, add_unnamed, measure
-from services.core.runtime.tree_removal import remove_tree
 
 PLENTY = {"max_bytes": 2**40, "max_files": 10**9}
 

@@ -118,6 +118,13 @@ def test_growth_counts_from_when_there_was_plenty_of_room() -> None:
     assert names(line.cross(90 * MIB, counts(slow=151, fast=61))) == ["slow"]
 
 
+def test_growth_counts_anew_once_there_is_more_room() -> None:
+    line = without_round(100)
+    assert not line.is_crossed(110 * MIB, sizes(110))
+    assert not line.is_crossed(190 * MIB, sizes(190, large=50))
+    assert line.cross(90 * MIB, counts(large=50)) == []
+
+
 def test_without_an_earlier_count_none_is_ended_until_the_next() -> None:
     line = without_round(100)
     assert line.is_crossed(90 * MIB)
