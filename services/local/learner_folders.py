@@ -35,15 +35,15 @@ def remove_learners(home: Home) -> None:
 
     Raises WeftError for one that can be neither removed nor set aside.
     """
-    aside = home / "node" / _QUARANTINE
-    for place in [entry for entry in (home / "node").iterdir() if entry != aside]:
+    quarantine = home / "node" / _QUARANTINE
+    for place in [entry for entry in (home / "node").iterdir() if entry != quarantine]:
         uid = _uid(place)
         try:
             remove_bounded(place, _WITHIN_S)
         except OSError as error:
             try:
-                aside.mkdir(mode=0o700, exist_ok=True)
-                place.rename(aside / f"{place.name.strip('.')}.0.{uid}.{secrets.token_hex(4)}")
+                quarantine.mkdir(mode=0o700, exist_ok=True)
+                place.rename(quarantine / f"{place.name.strip('.')}.0.{uid}.{secrets.token_hex(4)}")
             except OSError:
                 raise WeftError(_stays(str(place), error)) from error
 

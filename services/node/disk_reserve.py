@@ -85,7 +85,7 @@ class Line:
                 return []
             before = Baseline({}, self.reserve)
         shares = [
-            Share(folder, tenant, self.count(use) - self.count(before.uses.get(folder, _NOTHING)), is_frozen)
+            Share(folder, tenant, self.count(use) - self.count(before.of_learners.get(folder, _NOTHING)), is_frozen)
             for folder, (tenant, use, is_frozen) in counts.items()
         ]
         if 2 * sum(share.amount for share in shares) < before.free - free:
@@ -127,7 +127,7 @@ class ReserveWatch:
     def _observe(self) -> float:
         """Ends learners if too little is left of the disk. Returns the seconds until the next observation."""
         last = self._last_round()
-        baselines = [Baseline(last.uses, free) for free in last.free] if last is not None else [None, None]
+        baselines = [Baseline(last.of_learners, free) for free in last.free] if last is not None else [None, None]
         free, files = left = free_space(self._folder)
         self._instrumentation.disk_free.set(free)
         for kind, line in enumerate((self._bytes, self._files)):

@@ -78,14 +78,14 @@ class DiskWatch:
 
     async def _observe(self) -> None:
         totals, children = Counter[str](), dict[int, list[int]]()
-        uses, free = dict[Path, DiskUse](), free_space(self._folder)
+        by_folder, free = dict[Path, DiskUse](), free_space(self._folder)
         running: list[Learner] = []
         for learner in [learner for learner in self._learners() if not learner.ended]:
             children = children or await asyncio.to_thread(lambda: children_of(read_table()))
             use = await asyncio.to_thread(
                 disk_use, learner, children, max_bytes=self._max_bytes, max_files=self._max_files
             )
-            uses[learner.folder] = use
+            by_folder[learner.folder] = use
             if not is_running(learner):
                 continue  # its data is being fetched
             running.append(learner)
@@ -95,7 +95,7 @@ class DiskWatch:
             else:
                 totals[learner.tenant] += use.size
         bytes_after, files_after = free_space(self._folder)
-        self.last_round = Round(uses, (min(free[0], bytes_after), min(free[1], files_after)))
+        self.last_round = Round(by_folder, (min(free[0], bytes_after), min(free[1], files_after)))
         self._instrumentation.disk.set(totals.total())
         for tenant, total in totals.items():
             if total > self._max_tenant_bytes:

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 class Baseline:
     """What learners had on the disk at one time: what they have more later is their growth."""
 
-    uses: Mapping[Path, DiskUse]
+    of_learners: Mapping[Path, DiskUse]
     """Folder of a learner -> its use."""
     free: int
     """What was free then, in bytes or files."""
@@ -38,7 +38,7 @@ class Baseline:
 class Round:
     """One look at all learners that have not ended."""
 
-    uses: Mapping[Path, DiskUse]
+    of_learners: Mapping[Path, DiskUse]
     free: tuple[int, int]
     """(bytes, files): see ``free_space``."""
 
