@@ -62,6 +62,8 @@ class Line:
     """What was free then."""
     _before: Baseline | None = field(init=False, default=None)
     """Growth counts from here."""
+    _most_free: int = field(init=False, default=0)
+    """The most that was free since then: files of ended learners may have been removed after it."""
 
     def __post_init__(self) -> None:
         self.at = self._base = self.reserve
@@ -71,24 +73,26 @@ class Line:
         if free >= self.reserve:
             self.at = self._base = self.reserve
             most = self.reserve if self._before is None or free >= _PLENTY * self.reserve else self._before.free
-            if last is not None and last.free >= max(self.reserve, most):
-                self._before = last
+            is_new = last is not None and (self._before is None or last.of_learners is not self._before.of_learners)
+            if last is not None and is_new and last.free >= max(self.reserve, most):
+                self._before, self._most_free = last, last.free
+            self._most_free = max(self._most_free, free)
         return free < self.at
 
     def cross(self, free: int, counts: Mapping[Path, tuple[str, DiskUse, bool]]) -> list[Share]:
         """The learners to end. ``counts``: folder -> (tenant, use, whether it was frozen) of those that run."""
-        before, excess = self._before, self._base - free
+        before, excess, lost = self._before, self._base - free, self._most_free - free
         self._before = Baseline({folder: use for folder, (_, use, _) in counts.items()}, free)
-        self.at, self._base = free // 2, free
+        self.at, self._base, self._most_free = free // 2, free, free
         if before is None:
             if free >= self.reserve // _TOO_LITTLE:
                 return []
-            before = Baseline({}, self.reserve)
+            before, lost = Baseline({}, self.reserve), excess
         shares = [
             Share(folder, tenant, self.count(use) - self.count(before.of_learners.get(folder, _NOTHING)), is_frozen)
             for folder, (tenant, use, is_frozen) in counts.items()
         ]
-        if 2 * sum(share.amount for share in shares) < before.free - free:
+        if 2 * sum(share.amount for share in shares) < lost:
             return []
         return to_end([share for share in shares if share.amount > 0 or not share.is_frozen], excess)
 

@@ -125,6 +125,13 @@ def test_growth_counts_anew_once_there_is_more_room() -> None:
     assert line.cross(90 * MIB, counts(large=50)) == []
 
 
+def test_room_that_came_back_after_the_last_count_counts_as_lost_when_it_is_used_up_again() -> None:
+    line = of_bytes(100)
+    assert names(line.cross(90 * MIB, counts(ended=500))) == ["ended"]
+    assert not line.is_crossed(500 * MIB)  # what it wrote is removed
+    assert line.cross(95 * MIB, counts(starts=20)) == []  # the operator wrote most
+
+
 def test_without_an_earlier_count_none_is_ended_until_the_next() -> None:
     line = without_round(100)
     assert line.is_crossed(90 * MIB)
