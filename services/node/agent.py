@@ -89,10 +89,14 @@ class Agent:
         self._fences = Fences(self._own_folder / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
+        # Before the probe of the sandbox, which runs as one of these users.
+        left = traced(range(self._uids.first, self._uids.first + self._uids.count)) if self._uids else set[int]()
         self.isolation: Isolation = choose(settings, user=settings.node_uid_first if self._uids else None)
         self._leftovers = Leftovers(self._root, within_s=settings.node_remove_s)
         self._users = (
-            Users(self._own_folder / "users", self._uids, self._trace_of, self._traced) if self._uids else None
+            Users(self._own_folder / "users", self._uids, self._trace_of, lambda _: left | self._leftovers.uids())
+            if self._uids
+            else None
         )
         self._picking = asyncio.Lock()
         """Held while a uid is chosen: looking through what is left of it takes time."""
@@ -408,9 +412,6 @@ class Agent:
 
     def _trace_of(self, uid: int) -> str:
         return "a folder in quarantine" if uid in self._leftovers.uids() else trace_of(uid)
-
-    def _traced(self, uids: range) -> set[int]:
-        return self._leftovers.uids() | traced(uids)
 
     @property
     def _leaves_files(self) -> bool:
