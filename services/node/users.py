@@ -1,8 +1,8 @@
 """Records which tenant each user id of learners has served. It serves another one only when nothing of it is left.
 
 A user id without a record may have served an earlier installation, whose records are gone: it serves only when nothing
-of it is left, too. The agent looks for all of them in one pass at its start, so no job waits. One without traces then gets
-none later: it runs nothing before it has a record.
+of it is left, too. The agent looks for all of them in one pass at its start, so no job waits. One without traces then
+gets none later: it runs nothing before it has a record.
 """
 
 from __future__ import annotations
