@@ -243,9 +243,9 @@ class Platform(Backups):
             if not (place / "VERSION").exists():
                 raise InvalidRequest(f"{place.root} is not a Weft folder (it has no VERSION file); nothing was removed")
             report(f"removing {place.root}")
-            import shutil
+            from services.local.learner_folders import purge as remove_installation
 
-            shutil.rmtree(place.root)
+            remove_installation(place)
         return {
             "home": str(place.root),
             "was_running": was_running is not None,

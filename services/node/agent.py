@@ -35,6 +35,7 @@ from services.core.runtime.durable_files import sync_folder
 from services.core.runtime.edges import log_unexpected
 from services.core.runtime.home import AGENT
 from services.core.runtime.learner_folder import JOB_FOLDER, LEARNER_FILE, RUN, LearnerDocument
+from services.core.runtime.tree_removal import remove_tree
 from services.core.runtime.undo import undo_on_failure
 from services.core.strategies.registry import with_variables
 from services.node import capacity, cgroups, reservation
@@ -43,7 +44,6 @@ from services.node.cgroups import Groups
 from services.node.disk_reserve import ReserveWatch
 from services.node.disk_watch import CacheWatch, DiskWatch
 from services.node.fences import Fences
-from services.node.files import remove_tree
 from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.isolation import Isolation, choose
@@ -63,7 +63,7 @@ from services.node.port_watch import PortWatch
 from services.node.processes import ProcessMatcher, kill_all
 from services.node.settings import NodeSettings
 from services.node.tenants import OnlyTenant
-from services.node.traces import sweep, trace_of
+from services.node.traces import sweep, trace_of, traced
 from services.node.users import Users
 
 STEPS: Final = ("reserve", "learners", "activate")
@@ -89,9 +89,15 @@ class Agent:
         self._fences = Fences(self._own_folder / "fences")
         self._uids = Pool(settings.node_uid_first, settings.node_uid_count) if os.geteuid() == 0 else None
         self._ports = Pool(settings.node_port_first, settings.node_port_count)
+        # Before the probe of the sandbox, which runs as one of these users.
+        left = traced(range(self._uids.first, self._uids.first + self._uids.count)) if self._uids else set[int]()
         self.isolation: Isolation = choose(settings, user=settings.node_uid_first if self._uids else None)
         self._leftovers = Leftovers(self._root, within_s=settings.node_remove_s)
-        self._users = Users(self._own_folder / "users", self._uids, self._trace_of) if self._uids else None
+        self._users = (
+            Users(self._own_folder / "users", self._uids, self._trace_of, lambda _: left | self._leftovers.uids())
+            if self._uids
+            else None
+        )
         self._picking = asyncio.Lock()
         """Held while a uid is chosen: looking through what is left of it takes time."""
         self._background: list[asyncio.Task[None]] = []
@@ -136,7 +142,7 @@ class Agent:
         counted = FrozenCount(self._own_folder)
         counted.thaw_left(learners())
         disk = DiskWatch(self._settings, self._instrumentation, learners, counted)
-        reserve = ReserveWatch(self._settings, self._instrumentation, learners, counted)
+        reserve = ReserveWatch(self._settings, self._instrumentation, learners, counted, lambda: disk.last_round)
         caches = CacheWatch(self._settings, self._instrumentation, learners)
         loops = [self._retry_leftovers, disk.run, reserve.run, caches.run]
         if self._uids is not None:

@@ -22,8 +22,8 @@ import structlog
 
 from services.core.domain.codec import MALFORMED
 from services.core.runtime.learner_folder import LEARNER_FILE, PREPARED_FILE
+from services.core.runtime.tree_removal import remove_tree
 from services.node.disk import measure
-from services.node.files import remove_tree
 from services.node.learner import Learner, is_folder
 
 ENVIRONMENTS, PACKAGES, DATA = "environments", "packages", "data"

@@ -6,7 +6,8 @@ or of mappings, and each shows all of it: what is looked at is bounded, and a le
 
 A project quota would be exact, but few file systems are mounted with one. So a learner can exceed its bound for
 as long as a round of walks takes. Only the learner's own files count, each once, however many names it has. One
-descriptor is open at a time, so the depth of its folders costs nothing; links and mounts are not entered.
+descriptor is open at a time, so the depth of its folders costs nothing; links and mounts are not entered. Without root
+a learner has the agent's user, and may close its folders to it: the walk gives itself the right to read each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from services.core.runtime.tree_removal import open_to_owner
 from services.node.traces import mount_points
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -67,7 +69,7 @@ def measure(folder: Path, uid: int | None, *, max_bytes: int, max_files: int) ->
     """
     walk = _Walk(uid, max_bytes, max_files)
     with suppress(OSError):
-        walk.run(os.open(folder, _FOLDER), os.path.realpath(folder))
+        walk.run(_opened(folder), os.path.realpath(folder))
     return walk.use
 
 
@@ -90,14 +92,14 @@ class _Walk:
                 if level.names:
                     name = level.names.pop()
                     with suppress(OSError):
-                        below = os.open(name, _FOLDER, dir_fd=fd)
+                        below = _opened(name, fd)
                         os.close(fd)
                         fd = below
                         levels.append(self._enter(fd, f"{level.path}/{name}"))
                     continue
                 levels.pop()
                 if levels:
-                    above = os.open("..", _FOLDER, dir_fd=fd)
+                    above = _opened("..", fd)
                     os.close(fd)
                     fd = above
                     if _place(fd) != levels[-1].place:
@@ -166,6 +168,12 @@ def _held_files(pids: Iterable[int]) -> Iterator[str]:
             for line in maps:
                 is_deleted = line.endswith(b" (deleted)\n")
                 yield f"/proc/{pid}/map_files/{os.fsdecode(line.split(b' ', 1)[0])}" if is_deleted else ""
+
+
+def _opened(name: str | Path, folder: int | None = None) -> int:
+    """A descriptor of the folder, which its owner may also search: else nothing in it could be counted."""
+    open_to_owner(folder, name, stat.S_IRUSR | stat.S_IXUSR)
+    return os.open(name, _FOLDER, dir_fd=folder)
 
 
 def _place(fd: int) -> tuple[int, int]:

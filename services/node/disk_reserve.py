@@ -7,6 +7,11 @@ A walk through a running learner's folder would miss files that it moves meanwhi
 What an ended learner has written is stored before it is removed, so the space does not come back at once. So the line
 halves each time: the next ones are ended if the others write on. If the learners' growth does not explain the loss,
 none is ended: the operator, an upload or the caches fill the disk, and admission has stopped long before.
+
+Growth is what a learner has more than in the last round of ``disk_watch`` while there was plenty of room, or in the
+last count. So a large learner that writes nothing is not ended for what others write. A learner may be in such a round
+twice, by moving files; the next count is exact. Without any round (the agent has just started on a full disk) none is
+ended at the first count, unless too little is left for a second one: then all that a learner has is its growth.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from services.node.disk_bounds import Share, to_end
 from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
-from services.node.learner_disk import end_for_disk, is_running
+from services.node.learner_disk import Baseline, Round, end_for_disk, free_space, is_running
 from services.node.settings import NodeSettings
 
 SETTING: Final = "WEFT_NODE_DISK_RESERVE"
@@ -36,6 +41,11 @@ _FASTEST: Final = 5_000_000_000
 _FASTEST_FILES: Final = 500_000
 """Files per second that they may make."""
 _SHORTEST_S: Final = 0.05
+_PLENTY: Final = 2
+"""So many times the reserve: admission stops there."""
+_TOO_LITTLE: Final = 8
+"""This part of the reserve may be used up before the next count."""
+_NOTHING: Final = DiskUse()
 _FEW_INODES: Final = 5_000
 log = structlog.get_logger()
 
@@ -50,33 +60,45 @@ class Line:
     """Below it learners are ended. Half of what was free when that was done last; the reserve once there is room."""
     _base: int = field(init=False)
     """What was free then."""
-    _counted: dict[Path, int] = field(init=False, default_factory=dict)
-    """What each learner had then."""
+    _before: Baseline | None = field(init=False, default=None)
+    """Growth counts from here."""
+    _most_free: int = field(init=False, default=0)
+    """The most that was free since then: files of ended learners may have been removed after it."""
 
     def __post_init__(self) -> None:
         self.at = self._base = self.reserve
 
-    def is_crossed(self, free: int) -> bool:
+    def is_crossed(self, free: int, last: Baseline | None = None) -> bool:
+        """``last``: of the last round. While there is not plenty of room, the one with most room is kept."""
         if free >= self.reserve:
             self.at = self._base = self.reserve
-            self._counted = {}
+            most = self.reserve if self._before is None or free >= _PLENTY * self.reserve else self._before.free
+            is_new = last is not None and (self._before is None or last.of_learners is not self._before.of_learners)
+            if last is not None and is_new and last.free >= max(self.reserve, most):
+                self._before, self._most_free = last, last.free
+            self._most_free = max(self._most_free, free)
         return free < self.at
 
     def cross(self, free: int, counts: Mapping[Path, tuple[str, DiskUse, bool]]) -> list[Share]:
         """The learners to end. ``counts``: folder -> (tenant, use, whether it was frozen) of those that run."""
+        before, excess, lost = self._before, self._base - free, self._most_free - free
+        self._before = Baseline({folder: use for folder, (_, use, _) in counts.items()}, free)
+        self.at, self._base, self._most_free = free // 2, free, free
+        if before is None:
+            if free >= self.reserve // _TOO_LITTLE:
+                return []
+            before, lost = Baseline({}, self.reserve), excess
         shares = [
-            Share(folder, tenant, self.count(use) - self._counted.get(folder, 0), is_frozen)
+            Share(folder, tenant, self.count(use) - self.count(before.of_learners.get(folder, _NOTHING)), is_frozen)
             for folder, (tenant, use, is_frozen) in counts.items()
         ]
-        lost = self._base - free
-        self._counted = {folder: self.count(use) for folder, (_, use, _) in counts.items()}
-        self.at, self._base = free // 2, free
-        is_explained = 2 * sum(share.amount for share in shares) >= lost
-        return to_end(shares, lost) if is_explained else []
+        if 2 * sum(share.amount for share in shares) < lost:
+            return []
+        return to_end([share for share in shares if share.amount > 0 or not share.is_frozen], excess)
 
 
 class ReserveWatch:
-    """``learners`` returns those of this machine."""
+    """``learners`` returns those of this machine, ``last_round`` their use in the last round of ``DiskWatch``."""
 
     def __init__(
         self,
@@ -84,7 +106,9 @@ class ReserveWatch:
         instrumentation: Instrumentation,
         learners: Callable[[], Iterable[Learner]],
         frozen_count: FrozenCount,
+        last_round: Callable[[], Round | None],
     ) -> None:
+        self._last_round = last_round
         self._frozen_count = frozen_count
         self._folder = settings.installation / "node"
         self.reserve = capacity.disk_reserve(settings, self._folder)
@@ -106,12 +130,13 @@ class ReserveWatch:
 
     def _observe(self) -> float:
         """Ends learners if too little is left of the disk. Returns the seconds until the next observation."""
-        disk = os.statvfs(self._folder)
-        free, files = disk.f_bavail * disk.f_frsize, disk.f_favail
+        last = self._last_round()
+        baselines = [Baseline(last.of_learners, free) for free in last.free] if last is not None else [None, None]
+        free, files = left = free_space(self._folder)
         self._instrumentation.disk_free.set(free)
-        for line, left in ((self._bytes, free), (self._files, files)):
-            if line.is_crossed(left):
-                self._make_room(line, left)
+        for kind, line in enumerate((self._bytes, self._files)):
+            if line.is_crossed(left[kind], baselines[kind]):
+                self._make_room(line, left[kind])
         soonest_s = (free - self._bytes.at) / _FASTEST
         if self._files.at:
             soonest_s = min(soonest_s, (files - self._files.at) / _FASTEST_FILES)

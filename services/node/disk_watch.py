@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -21,11 +22,12 @@ from services.core.runtime.durable_files import write_json
 from services.core.runtime.edges import log_unexpected
 from services.node import capacity
 from services.node.caches import Caches
+from services.node.disk import DiskUse
 from services.node.disk_bounds import Share, to_end
 from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.learner import Learner
-from services.node.learner_disk import disk_use, end_for_disk, is_being_ended, is_running
+from services.node.learner_disk import Round, disk_use, end_for_disk, free_space, is_being_ended, is_running
 from services.node.processes import children_of, read_table
 from services.node.settings import NodeSettings
 
@@ -46,7 +48,9 @@ class DiskWatch:
         learners: Callable[[], Iterable[Learner]],
         frozen_count: FrozenCount,
     ) -> None:
+        self.last_round: Round | None = None
         self._frozen_count = frozen_count
+        self._folder = settings.installation / "node"
         half = shutil.disk_usage(settings.installation.root).total // 2
         self._max_bytes = settings.node_disk or half
         self._max_files = settings.node_files
@@ -74,17 +78,24 @@ class DiskWatch:
 
     async def _observe(self) -> None:
         totals, children = Counter[str](), dict[int, list[int]]()
-        running = [learner for learner in self._learners() if is_running(learner)]
-        for learner in running:
+        by_folder, free = dict[Path, DiskUse](), free_space(self._folder)
+        running: list[Learner] = []
+        for learner in [learner for learner in self._learners() if not learner.ended]:
             children = children or await asyncio.to_thread(lambda: children_of(read_table()))
             use = await asyncio.to_thread(
                 disk_use, learner, children, max_bytes=self._max_bytes, max_files=self._max_files
             )
+            by_folder[learner.folder] = use
+            if not is_running(learner):
+                continue  # its data is being fetched
+            running.append(learner)
             if why := use.exceeds(self._max_bytes, self._max_files):
                 bound = "WEFT_NODE_DISK" if use.size > self._max_bytes else "WEFT_NODE_FILES"
                 await asyncio.to_thread(end_for_disk, learner, bound, why, self._instrumentation)
             else:
                 totals[learner.tenant] += use.size
+        bytes_after, files_after = free_space(self._folder)
+        self.last_round = Round(by_folder, (min(free[0], bytes_after), min(free[1], files_after)))
         self._instrumentation.disk.set(totals.total())
         for tenant, total in totals.items():
             if total > self._max_tenant_bytes:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -19,6 +22,31 @@ from services.node.processes import processes_below, send_to_all, with_descendan
 
 ENDLESS: Final = 2**62
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What learners had on the disk at one time: what they have more later is their growth."""
+
+    of_learners: Mapping[Path, DiskUse]
+    """Folder of a learner -> its use."""
+    free: int
+    """What was free then, in bytes or files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One look at all learners that have not ended."""
+
+    of_learners: Mapping[Path, DiskUse]
+    free: tuple[int, int]
+    """(bytes, files): see ``free_space``."""
+
+
+def free_space(folder: Path) -> tuple[int, int]:
+    """(bytes, files) that are free on the disk of the folder."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize, disk.f_favail
 
 
 def disk_use(

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from services.node.files import NotRemoved, remove_bounded
+from services.core.runtime.tree_removal import NotRemoved, remove_bounded
 
 QUARANTINE_FOLDER: Final = ".quarantine"
 log = structlog.get_logger()

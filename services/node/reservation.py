@@ -30,9 +30,9 @@ from services.core.runtime.learner_folder import (
     LearnerDocument,
     write_gang,
 )
+from services.core.runtime.tree_removal import remove_tree
 from services.core.runtime.undo import undo_on_failure
 from services.node.environment import fill_environment
-from services.node.files import remove_tree
 from services.node.learner import LAST_RUN, NAME, NEXT_RUN, JobFolder, Learner, write_gpus
 from services.node.sandbox import accounts
 

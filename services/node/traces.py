@@ -16,12 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from services.node.files import remove_below
+from services.core.runtime.tree_removal import remove_below
 
 SHARED_FOLDERS: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/dev/mqueue")  # noqa: S108 - looked through
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_ENTRIES: Final = 1_000_000
 _MAX_DEPTH: Final = 16
+_IPC: Final = ("shm", "msg", "sem")
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 
 
@@ -38,14 +39,36 @@ class Places:
 def trace_of(uid: int, places: Places | None = None) -> str:
     """The first trace of the user, for people; empty: there is none. Also a trace: more than can be looked through."""
     where = places or Places()
-    for entry in where.proc.iterdir():
-        with suppress(OSError):  # it has ended meanwhile
-            if entry.name.isdecimal() and entry.stat().st_uid == uid:
-                return f"process {entry.name}"
-    for kind in ("shm", "msg", "sem"):
+    for name, owner in _processes(where):
+        if owner == uid:
+            return f"process {name}"
+    for kind in _IPC:
         if uid in _ipc_owners(where.proc / "sysvipc" / kind):
             return f"System V {kind}"
     return next((path for path in files_of(uid, where)), "")
+
+
+def traced(uids: range, places: Places | None = None) -> set[int]:
+    """Those of the users that have left something, in one pass. What there is too much to look through is no trace."""
+    where = places or Places()
+    owners = {owner for _, owner in _processes(where)}
+    for kind in _IPC:
+        owners |= _ipc_owners(where.proc / "sysvipc" / kind)
+    mounts = mount_points(where.proc)
+    for top in where.folders:
+        budget = iter(range(where.max_entries))
+        for folder, name, _ in _entries_of(top, _Walk(uids, mounts, budget)):
+            with suppress(OSError):  # it was removed meanwhile
+                owners.add(os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid)
+    return {owner for owner in owners if owner in uids}
+
+
+def _processes(where: Places) -> Iterator[tuple[str, int]]:
+    """(name in /proc, user)."""
+    for entry in where.proc.iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            if entry.name.isdecimal():
+                yield entry.name, entry.stat().st_uid
 
 
 def files_of(uid: int, places: Places | None = None) -> Iterator[str]:
@@ -54,7 +77,7 @@ def files_of(uid: int, places: Places | None = None) -> Iterator[str]:
     mounts = mount_points(where.proc)
     for top in where.folders:
         budget = iter(range(where.max_entries))
-        for _, _, path in _entries_of(top, _Walk(uid, mounts, budget)):
+        for _, _, path in _entries_of(top, _Walk(range(uid, uid + 1), mounts, budget)):
             yield path
         if next(budget, None) is None:
             yield f"{top}/..."
@@ -72,7 +95,7 @@ def sweep(uid: int, places: Places | None = None) -> None:
         is_complete = False
         while not is_complete:
             budget, removed = iter(range(where.max_entries)), False
-            for folder, name, _ in _entries_of(top, _Walk(uid, mounts, budget)):
+            for folder, name, _ in _entries_of(top, _Walk(range(uid, uid + 1), mounts, budget)):
                 remove_below(folder, name)
                 removed = True
             is_complete = next(budget, None) is not None or not removed
@@ -86,9 +109,9 @@ def _entries_of(top: str, walk: _Walk) -> Iterator[tuple[int, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Passes over other users' folders that others may not enter: the user cannot have written there."""
+    """Passes over other users' folders that others may not enter: the users cannot have written there."""
 
-    uid: int
+    uids: range
     mounts: frozenset[str]
     budget: Iterator[int]
 
@@ -102,7 +125,7 @@ class _Walk:
                         continue
                     with suppress(OSError):
                         status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
-                        if status.st_uid == self.uid:
+                        if status.st_uid in self.uids:
                             yield fd, entry.name, inner
                         elif _others_may_enter(status) and depth < _MAX_DEPTH:
                             yield from self.below(os.open(entry.name, _FOLDER, dir_fd=fd), inner, depth + 1)

@@ -85,6 +85,19 @@ async def test_learner_that_moves_its_files_while_it_fills_the_disk_is_ended_and
         await teardown(cluster, gang)
 
 
+async def test_no_learner_is_ended_for_what_the_operator_copies(node: NodeProcess, cluster: LocalCluster) -> None:
+    honest = writes(20, "t")
+    await start(cluster, honest)
+    await has_written(node, honest)
+    before = node.log.count("disk.reserve_used")
+    copied = node.home.root / "copied"
+    copied.write_bytes(bytes(60 * MB))
+    await until(lambda: node.log.count("disk.reserve_used") > before)
+    assert (await learner(cluster, honest)).state == "running"
+    copied.unlink()
+    await teardown(cluster, honest)
+
+
 async def test_learner_that_a_killed_agent_has_left_frozen_runs_again_under_the_next(
     node: NodeProcess, cluster: LocalCluster
 ) -> None:

@@ -24,9 +24,9 @@ from services.core.domain.ids import RANDOM_BITS, make_id
 from services.core.domain.plan import AttemptPlan
 from services.core.runtime.home import Home
 from services.core.runtime.settings import Settings
+from services.core.runtime.tree_removal import remove_tree
 from services.core.strategies.registry import with_variables
 from services.node.cgroups import Groups
-from services.node.files import remove_tree
 from services.node.isolation import ISOLATION_FILE
 from tests.documents import a_learner, a_plan
 from tests.testbed.gangs import await_exit, start, teardown

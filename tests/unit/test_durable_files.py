@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,27 @@ def test_a_write_that_finds_no_space_leaves_the_old_document(tmp_path: Path, mon
         write_json(path, {"a": 2})
     assert read_json(path) == {"schema": 1, "a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "rename"])
+@pytest.mark.parametrize("write", [write_json, write_reserved])
+def test_a_file_system_that_copies_on_write_may_find_no_space_for_any_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, dict[str, Any]], None], step: str
+) -> None:
+    path = tmp_path / "stop.json"
+    reserve(path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        for name in {"fsync": ["fsync"], "rename": ["rename", "replace"]}[step]:
+            patch.setattr(os, name, full)
+        with pytest.raises(NoSpace, match=r"stop\.json"):
+            write(path, {"cause": "kill"})
+    assert not path.exists()
+    write_reserved(path, {"cause": "kill"})
+    assert read_json(path) == {"schema": 1, "cause": "kill"}
 
 
 def test_a_reserved_write_allocates_no_new_blocks(tmp_path: Path) -> None:

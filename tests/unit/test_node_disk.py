@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from services.core.runtime.tree_removal import remove_tree
 from services.node import disk
 from services.node.disk import DiskUse, add_unnamed, measure
-from services.node.files import remove_tree
 
 PLENTY = {"max_bytes": 2**40, "max_files": 10**9}
 
@@ -32,6 +32,17 @@ def test_files_in_nested_folders_count_once_however_many_names_they_have(tmp_pat
     for place in ("a/link", "a/b/link", "link"):
         (tmp_path / place).hardlink_to(tmp_path / "a/b/c/data")
     assert used(tmp_path).size == once.size
+
+
+@pytest.mark.parametrize("mode", [0o300, 0o600, 0o000])
+def test_what_a_learner_hides_in_a_closed_folder_counts_without_root(without_root: Path, mode: int) -> None:
+    hidden = without_root / "a/hidden"
+    (hidden / "deep").mkdir(parents=True)
+    (hidden / "deep/data").write_bytes(b"x" * 2**20)
+    for folder in (hidden / "deep", hidden, without_root / "a", without_root):
+        folder.chmod(mode)
+    assert used(without_root).size >= 2**20
+    assert used(without_root).files == 4
 
 
 def test_holes_and_targets_of_links_do_not_count(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from services.core.runtime import sdk
 from services.core.runtime.durable_files import read_json, write_json
 from services.core.runtime.home import Home
 from services.core.runtime.learner_folder import LearnerDocument, read_gang
+from services.core.runtime.tree_removal import NotRemoved, remove_tree
 from services.core.strategies.registry import with_variables
 from services.node.capacity import detect
 from services.node.fences import Fences
-from services.node.files import NotRemoved, remove_tree
 from services.node.learner import JobFolder, Learner, read_learner, strange_entries
 from services.node.reservation import Allotment, documents, make
 from services.node.settings import NodeSettings

@@ -10,7 +10,7 @@ import pytest
 
 from services.core.domain.errors import ResourceExhausted
 from services.node.allocation import Pool, Taken
-from services.node.traces import Places, files_of, sweep, trace_of
+from services.node.traces import Places, files_of, sweep, trace_of, traced
 from services.node.users import Users
 
 TWO = Pool(70_000, 2)
@@ -18,7 +18,7 @@ TWO = Pool(70_000, 2)
 
 def test_a_user_of_another_tenant_is_given_only_when_nothing_of_it_is_left(tmp_path: Path) -> None:
     left = {70_000: "a file", 70_001: "a process"}
-    users = Users(tmp_path / "users", TWO, lambda uid: left.get(uid, ""))
+    users = Users(tmp_path / "users", TWO, lambda uid: left.get(uid, ""), lambda _: ())
     first = users.pick("j1", "blue", Taken())
     second = users.pick("j2", "blue", Taken(uids={first: "j1"}))
     assert {first, second} == {70_000, 70_001}
@@ -28,14 +28,44 @@ def test_a_user_of_another_tenant_is_given_only_when_nothing_of_it_is_left(tmp_p
     del left[70_001]
     assert users.pick("j4", "red", Taken()) == 70_001
     assert users.pick("j5", "red", Taken()) == 70_001
-    restarted = Users(tmp_path / "users", TWO, lambda uid: left.get(uid, ""))
+    restarted = Users(tmp_path / "users", TWO, lambda uid: left.get(uid, ""), lambda _: ())
     assert restarted.pick("j6", "red", Taken()) == 70_001
+
+
+def test_a_user_whose_records_a_purge_removed_is_given_only_when_nothing_of_it_is_left(tmp_path: Path) -> None:
+    left, passes = {70_000: "a file in /tmp"}, list[range]()
+
+    def traced_once(uids: range) -> set[int]:
+        passes.append(uids)
+        return set(left)
+
+    users = Users(tmp_path / "users", TWO, lambda uid: left.get(uid, ""), traced_once)
+    assert [users.pick(f"j{number}", "blue", Taken()) for number in range(9)] == [70_001] * 9
+    with pytest.raises(ResourceExhausted):
+        users.pick("j9", "blue", Taken(uids={70_001: "j1"}))
+    del left[70_000]
+    assert users.pick("j9", "blue", Taken(uids={70_001: "j1"})) == 70_000
+    assert passes == [range(70_000, 70_002)]
+
+
+def test_traces_of_all_users_are_found_in_one_pass(tmp_path: Path) -> None:
+    own, proc = os.geteuid(), tmp_path / "proc"
+    (proc / "sysvipc").mkdir(parents=True)
+    (tmp_path / "shared/deep").mkdir(parents=True)
+    places = Places(folders=(str(tmp_path / "shared"),), proc=proc)
+    assert traced(range(own, own + 1), places) == {own}
+    assert traced(range(64_123, 64_130), places) == set()
+    assert own in traced(range(own, own + 1), Places(folders=()))
+    (proc / "sysvipc/shm").write_text("key shmid perms uid gid cuid cgid\n 0 1 600 5 5 64123 5\n")
+    assert traced(range(64_123, 64_130), places) == {64_123}
+    full = Places(folders=places.folders, proc=proc, max_entries=0)
+    assert traced(range(64_124, 64_130), full) == set()  # else no job could start beside a full /tmp
 
 
 def test_a_damaged_record_of_a_user_counts_as_another_tenant(tmp_path: Path) -> None:
     (tmp_path / "users").mkdir()
     (tmp_path / "users/70000.json").write_text("{")
-    users = Users(tmp_path / "users", Pool(70_000, 1), lambda _: "a file")
+    users = Users(tmp_path / "users", Pool(70_000, 1), lambda _: "a file", lambda _: ())
     with pytest.raises(ResourceExhausted):
         users.pick("j1", "blue", Taken())
 

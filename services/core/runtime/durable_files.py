@@ -56,9 +56,11 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = 0o600
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        with no_space_errors(path.name):
+            temporary.replace(path)
     if durable:
-        sync_folder(path.parent)
+        with no_space_errors(path.name):
+            sync_folder(path.parent)
 
 
 def write_json(path: Path, document: Mapping[str, Any], *, durable: bool = True, mode: int = 0o600) -> None:
@@ -76,26 +78,30 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def reserve(path: Path) -> None:
-    """Allocates space for one later ``write_reserved`` of this path, which a full disk then cannot prevent."""
+    """Allocates space for one later ``write_reserved`` of this path, which a full disk then seldom prevents."""
     reserved = _reserved(path)
     reserved.touch(mode=0o600)
     reserved.write_bytes(b" " * _RESERVED_BYTES)
 
 
 def write_reserved(path: Path, document: Mapping[str, Any]) -> None:
-    """Durable write into the reserved space, which it uses up. Without reserved space: as ``write_json``."""
+    """Durable write into the reserved space, which it uses up. Without reserved space: as ``write_json``.
+
+    Raises NoSpace also with reserved space: a file system that copies on write needs new blocks for a rewrite.
+    """
     content = json.dumps({"schema": SCHEMA, **document}).encode().ljust(_RESERVED_BYTES)
     reserved = _reserved(path)
     try:
-        with reserved.open("r+b") as file:
+        with no_space_errors(path.name), reserved.open("r+b") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
     except FileNotFoundError:
         write_json(path, document)
     else:
-        reserved.rename(path)
-        sync_folder(path.parent)
+        with no_space_errors(path.name):
+            reserved.rename(path)
+            sync_folder(path.parent)
 
 
 def _reserved(path: Path) -> Path:

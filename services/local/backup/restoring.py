@@ -12,7 +12,6 @@ import fcntl
 import itertools
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
@@ -50,7 +49,7 @@ from services.local.backup.keys import BackupKey
 from services.local.backup.saving import BOOTSTRAP, FORMAT, INSTALLATION, Progress
 from services.local.backup.stores import TENANTS, Stores, opened
 from services.local.layout import ETCD, PROGRAMS, VERSION, prepare
-from services.local.learners import end_all
+from services.local.learner_folders import end_learners, remove_learners
 
 _OPERATIONS: Final = "-ops"
 _CONNECT_S: Final = 5.0
@@ -258,8 +257,10 @@ async def restore(
             async with opened(settings, writing=True) as stores:
                 if not over and not restore_marker.is_half_restored(home):
                     await _refuse_used(stores)
+                # Before the marker: it can fail, and a platform with ended learners still starts.
+                end_learners(home)
                 restore_marker.begin(home, {"backup": str(path), "time": time.time_ns() // 1_000_000})
-                _end_learners(home)
+                remove_learners(home)
                 await _empty(stores)
                 file.seek(0)
                 restoring = Restoring(stores, checked.key, checked.head, halted=halted)
@@ -289,15 +290,6 @@ async def _refuse_used(stores: Stores) -> None:
             f"the platform in {stores.settings.home} is not empty: it has {', '.join(content)}. Restore into another "
             "WEFT_HOME (and another database), or use --replace: it removes this content first"
         )
-
-
-def _end_learners(home: Home) -> None:
-    """Ends learners that still run and removes the node agent's folders: attempt numbers restart from the backup."""
-    if not any((home / "node").iterdir()):
-        return
-    end_all(home)
-    for folder in (home / "node").iterdir():
-        shutil.rmtree(folder)
 
 
 async def _empty(stores: Stores) -> None:

@@ -80,7 +80,7 @@ class _Removal:
         self._problems: list[tuple[str, OSError]] = []
 
     def run(self) -> None:
-        _open_to_owner(self._parent, self._name)
+        open_to_owner(self._parent, self._name)
         try:
             top = os.open(self._name, _FOLDER, dir_fd=self._parent)
         except FileNotFoundError:
@@ -130,7 +130,7 @@ class _Removal:
 
     def _move_up(self, name: str, folder: int, top: int) -> None:
         # Not rmdir first: of a deep folder it would walk through all that the kernel knows below it.
-        _open_to_owner(folder, name)
+        open_to_owner(folder, name)
         moved = f"{self._moved}{self._count}"
         os.rename(name, moved, src_dir_fd=folder, dst_dir_fd=top)
         self._count += 1
@@ -157,14 +157,19 @@ class _Removal:
             raise NotRemoved(error.errno, f"{storable_name(name)}: {error.strerror}") from error
 
 
-def _open_to_owner(folder: int, name: str) -> None:
-    """Gives the owner all rights of a folder, so that it can be emptied without root. A link is left as it is."""
+def open_to_owner(folder: int | None, name: str | Path, rights: int = stat.S_IRWXU) -> None:
+    """Adds rights of the owner to a folder, so that it can be used without root. A link is left as it is.
+
+    ``folder``: the descriptor that ``name`` starts at; None: the working folder. Does nothing as root, and to what
+    belongs to others.
+    """
     if os.geteuid() == 0:
         return
     with suppress(OSError):
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
-            if stat.S_ISDIR(os.fstat(fd).st_mode):
-                os.chmod(f"/proc/self/fd/{fd}", 0o700)  # noqa: PTH101 - chmod takes no O_PATH descriptor
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISDIR(mode) and mode & rights != rights:
+                os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode) | rights)  # noqa: PTH101 - no O_PATH descriptor
         finally:
             os.close(fd)
