@@ -25,7 +25,6 @@ BENCHMARKS = {
     "dashboard": "the dashboard in Chromium: first row of many jobs, a long curve, many open pages",
     "checkpoints": "what storing checkpoints in the background costs a training",
     "overhead": "a training run on the platform against the same bare processes",
-    "overhead_periods": "the same by many short periods, platform and bare processes in turn",
 }
 
 
