@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from services.core.runtime.settings import Settings
 from tests.documents import NOW, a_job
 from tests.promises import Promise
 from tests.testbed.ferretdb import FerretDB
-from tests.testbed.mongo import Mongo
+from tests.testbed.mongo import Mongo, short_timeouts
 from tests.testbed.proxy import Proxy, proxied
 from tests.waiting import tries_within, until
 
@@ -45,15 +44,6 @@ async def far(own_mongo: Mongo) -> AsyncGenerator[tuple[Proxy, MongoJobStore, Mo
         yield line, store, near
         await store.close()
         await near.close()
-
-
-@contextmanager
-def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """Within it; the server of a busy machine may be slow before and afterwards."""
-    with monkeypatch.context() as shortened:
-        for module in ("connection", "documents"):
-            shortened.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", 0.7)
-        yield
 
 
 async def test_acknowledged_writes_survive_kill_9_of_the_server(own_mongo: Mongo, own_store: MongoJobStore) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from services.core.adapters.sqlite.metrics.tallies import read_aggregates
 from services.core.domain.usage import CPU, USAGE
 from services.core.ports.metric_store import Aggregate, Batch, Column, MetricStore, Point, PointQuery
 from tests.testbed.metric_batches import JOB, METRICS, OTHER, curve, metrics
+from tests.testbed.sqlite_steps import steps_of_sqlite
 
 
 @pytest.fixture(params=["sqlite"])
@@ -105,26 +106,8 @@ async def test_aggregates_of_the_newest_attempt_cost_the_same_after_many_attempt
             await store.append(job, [Batch(source, 0, 50, (), names), cpu(attempt, 1.0)])
         await store.append(job, [cpu(attempts + 1, 1.0)])
         await store.close()
-        steps[job] = _steps_of_sqlite(tmp_path / job, lambda reader: len(read_aggregates(reader, ())) == 50)
+        steps[job] = steps_of_sqlite(tmp_path / job, lambda reader: len(read_aggregates(reader, ())) == 50)
     assert steps[OTHER] < 1.2 * steps[JOB]
-
-
-def _steps_of_sqlite(job: Path, read: Callable[[apsw.Connection], bool]) -> int:
-    """Dozens of instructions of SQLite's virtual machine."""
-    steps = 0
-
-    def count() -> bool:
-        nonlocal steps
-        steps += 1
-        return False
-
-    reader = apsw.Connection(str(job / "index.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        reader.set_progress_handler(count, 12)
-        assert read(reader)
-        return steps
-    finally:
-        reader.close()
 
 
 async def test_a_column_has_the_latest_value_of_each_step(store: MetricStore) -> None:

@@ -14,6 +14,7 @@ from services.core.adapters.sqlite.metrics import SqliteMetricStore
 from services.core.adapters.sqlite.metrics.curves import MOST_POINTS, PointReader
 from services.core.ports.metric_store import Batch, MetricStore, Point, PointQuery
 from tests.testbed.metric_batches import JOB, METRICS, WIDTH, curve, metrics
+from tests.testbed.sqlite_steps import steps_of_sqlite
 
 
 @pytest.fixture(params=["sqlite"])
@@ -152,23 +153,9 @@ async def test_a_long_curve_is_read_for_what_a_short_one_costs(tmp_path: Path) -
     for job, length in lengths.items():
         await store.append(job, [metrics(0, *((step, float(step)) for step in range(length)))])
     await store.close()
-    steps = {job: _steps_of_sqlite(tmp_path / job) for job in lengths}
+
+    def reads_a_curve(reader: apsw.Connection) -> bool:
+        return len(PointReader(reader).curves(PointQuery(max_points=20))) >= 20
+
+    steps = {job: steps_of_sqlite(tmp_path / job, reads_a_curve) for job in lengths}
     assert steps["j-long"] < 1.2 * steps["j-short"]
-
-
-def _steps_of_sqlite(job: Path) -> int:
-    """Dozens of instructions of SQLite's virtual machine for a curve of 20 points."""
-    steps = 0
-
-    def count() -> bool:
-        nonlocal steps
-        steps += 1
-        return False
-
-    reader = apsw.Connection(str(job / "index.sqlite"), flags=apsw.SQLITE_OPEN_READONLY)
-    try:
-        reader.set_progress_handler(count, 12)
-        assert len(PointReader(reader).curves(PointQuery(max_points=20))) >= 20
-        return steps
-    finally:
-        reader.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import pytest
@@ -18,7 +18,7 @@ from services.core.domain.errors import Duplicate, Internal, Unavailable
 from services.core.domain.status import Status
 from services.core.ports.record_store import Record
 from tests.documents import a_job, at_status
-from tests.testbed.mongo import Mongo
+from tests.testbed.mongo import Mongo, short_timeouts
 from tests.testbed.mongo_script import Command, scripted
 from tests.testbed.proxy import Proxy, proxied
 from tests.waiting import tries_within, until
@@ -54,15 +54,6 @@ class Silent:
         for connection in self.connections:
             connection.transport.abort()
         await self._server.wait_closed()
-
-
-@contextmanager
-def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """Within it; the server of a busy machine may be slow before and afterwards."""
-    with monkeypatch.context() as shortened:
-        for module in ("connection", "documents"):
-            shortened.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", 0.5)
-        yield
 
 
 @pytest.fixture

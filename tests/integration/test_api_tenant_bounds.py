@@ -7,7 +7,8 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,6 +52,15 @@ def store(api: Api, tenant: str, size: int, name: str = "weights") -> None:
     path.write_bytes(bytes(size))
 
 
+@asynccontextmanager
+async def counting_api(home: Path) -> AsyncGenerator[Api]:
+    """An api that has counted what the tenant stores: a first count may miss what is uploaded meanwhile."""
+    async with running_api(home, tenant_bytes=LIMIT) as api:
+        await api.submit()  # it starts the count
+        await api.services.storage_bound.counted()
+        yield api
+
+
 async def test_submission_beyond_what_a_tenant_may_store_is_refused_and_others_are_not(tmp_path: Path) -> None:
     async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
         full, other = [api.client(await api.key(name, name)) for name in ("full", "other")]
@@ -68,9 +78,7 @@ async def test_submission_beyond_what_a_tenant_may_store_is_refused_and_others_a
 
 
 async def test_uploads_are_counted_at_once_and_stored_code_is_counted_once(tmp_path: Path) -> None:
-    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
-        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
-        await api.services.storage_bound.counted()
+    async with counting_api(tmp_path) as api:
         archive = code(60_000)
         assert (await send(api.admin, archive)).status_code == 201
         assert (await send(api.admin, code(60_000, seed=7))).status_code == 507
@@ -80,9 +88,7 @@ async def test_uploads_are_counted_at_once_and_stored_code_is_counted_once(tmp_p
 async def test_a_submit_repeated_after_a_lost_answer_finds_its_job_although_its_code_would_not_fit_twice(
     tmp_path: Path,
 ) -> None:
-    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
-        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
-        await api.services.storage_bound.counted()
+    async with counting_api(tmp_path) as api:
         key, archive = {"Idempotency-Key": "k"}, code(60_000)
         made = await send(api.admin, archive, headers=key)
         again = await send(api.admin, archive, headers=key)
@@ -93,9 +99,7 @@ async def test_a_submit_repeated_after_a_lost_answer_finds_its_job_although_its_
 async def test_equal_submits_at_the_same_time_make_one_job_although_their_code_would_not_fit_twice(
     tmp_path: Path,
 ) -> None:
-    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
-        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
-        await api.services.storage_bound.counted()
+    async with counting_api(tmp_path) as api:
         archive = code(60_000)
         answers = await asyncio.gather(*(send(api.admin, archive, headers={"Idempotency-Key": "k"}) for _ in range(8)))
         assert {answer.status_code for answer in answers} == {201}
@@ -103,9 +107,7 @@ async def test_equal_submits_at_the_same_time_make_one_job_although_their_code_w
 
 
 async def test_code_that_is_stored_may_be_sent_again_although_it_would_not_fit_twice(tmp_path: Path) -> None:
-    async with running_api(tmp_path, tenant_bytes=LIMIT) as api:
-        await api.submit()  # it starts the first count, which may miss what is uploaded meanwhile
-        await api.services.storage_bound.counted()
+    async with counting_api(tmp_path) as api:
         archive = code(60_000)
         assert (await send(api.admin, archive)).status_code == 201
         assert (await send(api.admin, archive)).status_code == 201

@@ -10,8 +10,8 @@ import hashlib
 import os
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -124,6 +124,15 @@ def long_mongo_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores of this process wait for a server that works as long as a busy machine needs."""
     for module in ("connection", "documents"):
         monkeypatch.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", HANG_S)
+
+
+@contextmanager
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Within it; the server of a busy machine may be slow before and afterwards."""
+    with monkeypatch.context() as shortened:
+        for module in ("connection", "documents"):
+            shortened.setattr(f"services.core.adapters.mongo.{module}.TIMEOUT_S", 0.7)
+        yield
 
 
 @pytest.fixture

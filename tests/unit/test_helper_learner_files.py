@@ -11,6 +11,7 @@ import pytest
 
 from services.helper import learner_files
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files, mostly_holes
+from tests.testbed.deep_folders import make_deep
 from tests.testbed.open_files import open_files
 
 ROOT = Path(__file__).parents[2]
@@ -50,13 +51,7 @@ def test_missing_folder_has_no_files_and_a_link_to_a_folder_is_reported(tmp_path
 @pytest.mark.slow
 def test_three_thousand_nested_folders_are_listed_to_a_limit(tree: Path) -> None:
     (tree / "fine").write_text("")
-    folder = os.open(tree, os.O_RDONLY)
-    for _ in range(3_000):
-        os.mkdir("d", dir_fd=folder)
-        below = os.open("d", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = below
-    os.close(folder)
+    os.close(make_deep(tree, "d", 3_000))
     files, skipped = listed(tree)
     subprocess.run(["rm", "-r", str(tree)], check=True)  # too deep for Python's own removal, which pytest uses
     assert files == ["fine"]

@@ -10,6 +10,7 @@ import pytest
 from services.core.domain.errors import WeftError
 from services.core.runtime.home import Home
 from services.local.learner_folders import purge, remove_learners
+from tests.testbed.deep_folders import make_deep
 
 WORK = "node/j1/1/worker-0/job/work"
 
@@ -46,13 +47,7 @@ def test_purge_removes_read_only_folders_without_root(without_root: Path) -> Non
 @pytest.mark.slow
 def test_purge_removes_folders_that_lie_more_than_a_thousand_deep(tmp_path: Path) -> None:
     home = installed(tmp_path / "home")
-    folder = os.open(home / WORK, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("deeper", dir_fd=folder)
-        below = os.open("deeper", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = below
-    os.close(folder)
+    os.close(make_deep(home / WORK, "deeper", 1500))
     purge(home)
     assert not home.root.exists()
 

@@ -13,6 +13,7 @@ import pytest
 from services.core.runtime.tree_removal import remove_tree
 from services.node import disk
 from services.node.disk import DiskUse, add_unnamed, measure
+from tests.testbed.deep_folders import make_deep
 
 PLENTY = {"max_bytes": 2**40, "max_files": 10**9}
 
@@ -60,12 +61,7 @@ def test_files_of_other_users_do_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_lies_below_thousands_of_folders_counts(tmp_path: Path) -> None:
-    folder = os.open(tmp_path, os.O_RDONLY)
-    for _ in range(2000):
-        os.mkdir("deep-deep-deep", dir_fd=folder)
-        below = os.open("deep-deep-deep", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = below
+    folder = make_deep(tmp_path, "deep-deep-deep", 2000)
     with os.fdopen(os.open("data", os.O_WRONLY | os.O_CREAT, dir_fd=folder), "wb") as file:
         file.write(b"x" * 2**22)
     os.close(folder)

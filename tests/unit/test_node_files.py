@@ -23,6 +23,7 @@ from services.node.learner import JobFolder, Learner, read_learner, strange_entr
 from services.node.reservation import Allotment, documents, make
 from services.node.settings import NodeSettings
 from tests.documents import a_learner, a_plan
+from tests.testbed.deep_folders import make_deep
 
 
 @pytest.fixture
@@ -161,14 +162,7 @@ def test_a_tree_with_closed_folders_is_removed_and_links_are_not_followed(tmp_pa
 def test_three_thousand_folders_inside_one_another_are_removed(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
-    folder = os.open(tree, os.O_RDONLY)
-    for _ in range(3000):  # no path may be so long: each is made below the descriptor of the last
-        os.mkdir("deeper-and-deeper-and-deeper", dir_fd=folder)
-        below = os.open("deeper-and-deeper-and-deeper", os.O_RDONLY, dir_fd=folder)
-        os.close(os.open("file", os.O_WRONLY | os.O_CREAT, dir_fd=below))
-        os.close(folder)
-        folder = below
-    os.close(folder)
+    os.close(make_deep(tree, "deeper-and-deeper-and-deeper", 3000, file="file"))
     remove_tree(tree)
     assert not tree.exists()
 

@@ -267,7 +267,7 @@ class Pods:
 def _tasks(node: Node) -> dict[str, str]:
     """Container -> uid of its pod, of all that containerd of the node runs, pause containers included."""
     tasks = {}
-    for folder in Path(f"/proc/{node.machine.pid}/root/{_TASKS}").glob("*"):
+    for folder in Path("/proc", str(node.machine.pid), "root", _TASKS).glob("*"):
         with suppress(OSError, ValueError, KeyError):  # it is made or removed now
             annotations = json.loads((folder / "config.json").read_text())["annotations"]
             tasks[folder.name] = str(annotations["io.kubernetes.cri.sandbox-uid"])
