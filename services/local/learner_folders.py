@@ -1,23 +1,20 @@
 """Removes what learners have left in the folders of an installation, while no node agent runs.
 
 A learner may leave what cannot be removed: a mount, files of another user, a file system that does not answer. A
-restore sets such a folder aside, as the node agent does. ``down --purge`` removes all else and says what stays.
+restore moves such a folder to the node agent's quarantine. ``down --purge`` removes all else and says what stays.
 """
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 from typing import Final
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.home import Home
 from services.core.runtime.learner_folder import JOB_FOLDER
-from services.core.runtime.tree_removal import remove_bounded, remove_tree
+from services.core.runtime.tree_removal import QUARANTINE_FOLDER, move_to_quarantine, remove_bounded, remove_tree
 from services.local.learners import end_all
 
-_QUARANTINE: Final = ".quarantine"
-"""In ``node``: the node agent shows what is in it, and tries to remove it."""
 _VERSION: Final = "VERSION"
 """Shows that a folder is an installation's."""
 _WITHIN_S: Final = 600.0
@@ -31,19 +28,18 @@ def end_learners(home: Home) -> None:
 
 
 def remove_learners(home: Home) -> None:
-    """Removes the node agent's folders, or sets them aside: attempt numbers restart from the backup.
+    """Removes the node agent's folders, or moves them to its quarantine: attempt numbers restart from the backup.
 
-    Raises WeftError for one that can be neither removed nor set aside.
+    Raises WeftError for one that can be neither removed nor moved.
     """
-    quarantine = home / "node" / _QUARANTINE
-    for place in [entry for entry in (home / "node").iterdir() if entry != quarantine]:
+    node = home / "node"
+    for place in [entry for entry in node.iterdir() if entry.name != QUARANTINE_FOLDER]:
         uid = _uid(place)
         try:
             remove_bounded(place, _WITHIN_S)
         except OSError as error:
             try:
-                quarantine.mkdir(mode=0o700, exist_ok=True)
-                place.rename(quarantine / f"{place.name.strip('.')}.0.{uid}.{secrets.token_hex(4)}")
+                move_to_quarantine(place, node, job=place.name.strip("."), attempt=0, uid=uid)
             except OSError:
                 raise WeftError(_stays(str(place), error)) from error
 

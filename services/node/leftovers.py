@@ -8,16 +8,13 @@ does not answer, files of another user without root) is renamed to
 
 from __future__ import annotations
 
-import secrets
 import threading
 from pathlib import Path
-from typing import Final
 
 import structlog
 
-from services.core.runtime.tree_removal import NotRemoved, remove_bounded
+from services.core.runtime.tree_removal import QUARANTINE_FOLDER, NotRemoved, move_to_quarantine, remove_bounded
 
-QUARANTINE_FOLDER: Final = ".quarantine"
 log = structlog.get_logger()
 
 
@@ -39,9 +36,7 @@ class Leftovers:
             why = error.strerror or str(error)
         else:
             return
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        place = self._folder / f"{job}.{attempt}.{uid}.{secrets.token_hex(4)}"
-        path.rename(place)
+        place = move_to_quarantine(path, self._folder.parent, job=job, attempt=attempt, uid=uid)
         with self._lock:
             self._reasons[place] = why
         log.error("folder.quarantined", job=job, attempt=attempt, place=str(place), why=why)

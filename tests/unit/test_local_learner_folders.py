@@ -72,7 +72,7 @@ def test_restore_removes_read_only_folders_and_plain_files_without_root(without_
     assert list((home / "node").iterdir()) == []
 
 
-def test_restore_sets_aside_what_it_cannot_remove(without_root: Path) -> None:
+def test_restore_moves_what_it_cannot_remove_to_the_quarantine(without_root: Path) -> None:
     if os.getuid() != 0:
         return  # files of two users need root
     home = installed(without_root / "home")

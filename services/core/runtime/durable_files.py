@@ -49,17 +49,16 @@ def write_text(path: Path, text: str, *, durable: bool = True, mode: int = 0o600
     Two processes may write the same path: the temporary name carries the process id.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with undo_on_failure(lambda: temporary.unlink(missing_ok=True)):
-        with no_space_errors(path.name), temporary.open("w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        with no_space_errors(path.name):
+    with no_space_errors(path.name):
+        with undo_on_failure(lambda: temporary.unlink(missing_ok=True)):
+            with temporary.open("w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(text)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
             temporary.replace(path)
-    if durable:
-        with no_space_errors(path.name):
+        if durable:
             sync_folder(path.parent)
 
 
@@ -91,15 +90,15 @@ def write_reserved(path: Path, document: Mapping[str, Any]) -> None:
     """
     content = json.dumps({"schema": SCHEMA, **document}).encode().ljust(_RESERVED_BYTES)
     reserved = _reserved(path)
-    try:
-        with no_space_errors(path.name), reserved.open("r+b") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except FileNotFoundError:
-        write_json(path, document)
-    else:
-        with no_space_errors(path.name):
+    with no_space_errors(path.name):
+        try:
+            with reserved.open("r+b") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            write_json(path, document)
+        else:
             reserved.rename(path)
             sync_folder(path.parent)
 

@@ -23,6 +23,8 @@ from typing import Final
 from services.core.domain.text import storable_name
 from services.core.runtime.outcomes import Outcome, outcome_of
 
+QUARANTINE_FOLDER: Final = ".quarantine"
+"""In ``node``: folders that cannot be removed now. The agent shows them, and tries to remove them again."""
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BATCH: Final = 10_000
 """Entries that are listed at once: a folder may have millions."""
@@ -155,6 +157,16 @@ class _Removal:
     def _raise_problems(self) -> None:
         for name, error in self._problems:  # the first explains the others
             raise NotRemoved(error.errno, f"{storable_name(name)}: {error.strerror}") from error
+
+
+def move_to_quarantine(folder: Path, node: Path, *, job: str, attempt: int, uid: int) -> Path:
+    """Renames a folder below ``node`` to ``.quarantine/<job>.<attempt>.<uid>.<token>``. Returns its new place.
+
+    A rename touches nothing inside. Raises OSError.
+    """
+    quarantine = node / QUARANTINE_FOLDER
+    quarantine.mkdir(mode=0o700, exist_ok=True)
+    return folder.rename(quarantine / f"{job}.{attempt}.{uid}.{secrets.token_hex(4)}")
 
 
 def open_to_owner(folder: int | None, name: str | Path, rights: int = stat.S_IRWXU) -> None:
