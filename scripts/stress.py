@@ -34,14 +34,29 @@ while os.getppid() == parent:
 """Ends by itself if this program is killed."""
 
 
-class Ended(BaseException):
-    """SIGTERM has arrived."""
+class Ending:
+    """Notes SIGTERM and SIGINT, and passes SIGTERM on to the tests.
 
+    A handler that raises could do so while a process is being started, which would then outlive this program.
+    """
 
-def end(_number: int, _frame: object) -> None:
-    """Handles SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: None)  # `timeout` and make send more than one
-    raise Ended
+    def __init__(self) -> None:
+        self.number = 0
+        """The first signal's; 0: none has arrived."""
+        self.tests: subprocess.Popen[bytes] | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        self.number = self.number or number
+        if number == signal.SIGTERM:  # SIGINT is sent by the terminal, to the tests as well
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """Ends the tests, once, if SIGTERM has arrived."""
+        tests, self.tests = self.tests, None
+        if tests is not None and tests.poll() is None:
+            tests.terminate()
 
 
 @contextmanager
@@ -56,19 +71,15 @@ def busy(processors: int) -> Generator[None]:
             program.wait()
 
 
-def run(arguments: Sequence[str], report: Path) -> tuple[int, set[str], bool]:
+def run(arguments: Sequence[str], report: Path, ending: Ending) -> tuple[int, set[str], bool]:
     """Returns (number of tests, names of failed tests, True if pytest ended normally)."""
     command = [str(ROOT / "scripts" / "test.sh"), *arguments, f"--junitxml={report}", "-o", "junit_family=xunit1"]
     with subprocess.Popen(command) as tests:
-        try:
-            status = tests.wait()
-        except Ended:
-            tests.terminate()
-            tests.wait()
-            raise
-        except KeyboardInterrupt:  # which the terminal has sent to the tests as well
-            tests.wait()
-            raise
+        ending.tests = tests
+        if ending.number:  # it came before
+            ending.pass_on()
+        status = tests.wait()
+    ending.tests = None
     if not report.exists():
         return 0, set(), False
     cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest has written it just now
@@ -85,14 +96,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=5)
     options, arguments = parser.parse_known_args()
-    signal.signal(signal.SIGTERM, end)
+    ending = Ending()
     processors = len(os.sched_getaffinity(0))
     total, broken, failures = 0, 0, Counter[str]()
     with busy(processors), tempfile.TemporaryDirectory() as folder:
         print(f"stress: {options.runs} runs beside {processors} programs that compute", flush=True)
         for number in range(1, options.runs + 1):
             began = time.monotonic()
-            count, failed, in_order = run(arguments, Path(folder) / f"{number}.xml")
+            count, failed, in_order = run(arguments, Path(folder) / f"{number}.xml", ending)
+            if ending.number:
+                return 128 + ending.number
             took = round(time.monotonic() - began)
             total, broken = total + count, broken + (not in_order)
             failures.update(failed)
@@ -105,9 +118,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Ended:
-        sys.exit(128 + signal.SIGTERM)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+    sys.exit(main())

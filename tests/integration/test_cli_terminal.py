@@ -107,6 +107,7 @@ def test_watch_draws_its_title_once_after_ctrl_c_on_a_narrow_terminal(
         screen.wait("step 20")
         screen.wait("…")
         screen.type("\x03")
+        screen.wait("^C")
         screen.process.send_signal(signal.SIGINT)  # the terminal sends none: it is no controlling one
         assert screen.end() == 130
         lines = [part for line in screen.text.split("\n") for part in line.split("\r")]

@@ -86,6 +86,8 @@ async def test_learner_that_moves_its_files_while_it_fills_the_disk_is_ended_and
 
 
 async def test_no_learner_is_ended_for_what_the_operator_copies(node: NodeProcess, cluster: LocalCluster) -> None:
+    node.end(signal.SIGTERM)  # the next agent knows nothing of the room that an earlier test has used and given back
+    node.start()
     honest = writes(20, "t")
     await start(cluster, honest)
     await has_written(node, honest)
