@@ -3,10 +3,10 @@
     python -m bench.k8s_create [--jobs 100] [--pods 4] [--runs 3] [--quick]
 
 On the test bed's control plane with simulated nodes (as root). In the same run: Weft's adapter with native gangs and
-with gates, plain pods created directly by the same client, and Kubernetes' own Jobs, whose pods the controller manager
-creates at its default rate. From the first request to the last pod's creation, as a watch sees it. Weft's time contains
-the owner object, tokens, network policy, gang object and names of each job. Writes are requests that are not GET, per
-job.
+with gates, native gangs and plain pods created directly by the same client, and Kubernetes' own Jobs, whose pods the
+controller manager creates at its default rate. From the first request to the last pod's creation, as a watch sees it.
+Weft's time contains the owner object, tokens, network policy, gang object and names of each job. Writes are requests
+that are not GET, per job.
 """
 
 from __future__ import annotations

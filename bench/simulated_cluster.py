@@ -1,6 +1,6 @@
-"""Ways to get many pods into a cluster of simulated nodes: Weft's adapter, plain pods, Kubernetes' own Jobs.
+"""Ways to get many pods into a cluster of simulated nodes: Weft's adapter, native gangs by hand, plain pods, Jobs.
 
-All three run against the same API server, scheduler and controller manager, one after the other, with pods of the same
+All run against the same API server, scheduler and controller manager, one after the other, with pods of the same
 containers, requests and labels. A watch of its own counts pods. The scheduler's own metrics say how often it tried
 pods, and how often it wrote: on a busy machine these counts say more than times.
 """
@@ -41,6 +41,7 @@ TUNED_SCHEDULER: Final = (
 """What the operator guide recommends ("Learners on Kubernetes"), as flags. A configuration file has the first two as
 ``clientConnection``."""
 _PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
+_GROUPS: Final = f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{NAMESPACE}/podgroups"
 
 
 @dataclass
@@ -115,6 +116,29 @@ def _scheduler_counts(machines: Cluster) -> tuple[float, float]:
     )
 
 
+async def _native_gangs(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
+    """The cluster's own gangs without Weft: a PodGroup for each, and pods that name it. What its scheduler needs."""
+    api = Api(machines.kubeconfig)
+    names = [f"gang-{job}" for job in range(jobs)]
+
+    async def create(name: str) -> None:
+        await api.create(_GROUPS, _pod_group(name, pods))
+        await asyncio.gather(*(api.create(_PODS, _grouped_pod(name, number)) for number in range(pods)))
+
+    began = time.monotonic()
+    creating = asyncio.gather(*(create(name) for name in names))
+    created = await count.reach(lambda: count.created, jobs * pods, creating)
+    bound = await count.reach(lambda: count.bound, jobs * pods, creating)
+    await creating
+    await asyncio.gather(
+        *(api.delete(f"{_PODS}/{name}-{number}", grace_s=0) for name in names for number in range(pods)),
+        *(api.delete(f"{_GROUPS}/{name}") for name in names),
+    )
+    await count.reach(lambda: count.created, 0)
+    await api.close()
+    return Result(created - began, bound - began, 1 + pods)
+
+
 def _of_weft(method: GangMethod) -> Callable[[Cluster, Count, int, int], Awaitable[Result]]:
     async def run(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
         async with gangs_on(machines, method) as gangs:
@@ -183,6 +207,17 @@ def _pod(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "labels": {_MARK: "plain"}}, "spec": spec}
 
 
+def _pod_group(name: str, pods: int) -> dict[str, Any]:
+    spec = {"schedulingPolicy": {"gang": {"minCount": pods}}}
+    return {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
+
+
+def _grouped_pod(group: str, number: int) -> dict[str, Any]:
+    pod = _pod(f"{group}-{number}")
+    pod["spec"]["schedulingGroup"] = {"podGroupName": group}
+    return {"apiVersion": "v1", "kind": "Pod", **pod}
+
+
 def _job(name: str, pods: int) -> dict[str, Any]:
     template = {"metadata": {"labels": {_MARK: "job"}}, "spec": _pod(name)["spec"]}
     spec = {"parallelism": pods, "completions": pods, "completionMode": "Indexed", "template": template}
@@ -192,6 +227,7 @@ def _job(name: str, pods: int) -> dict[str, Any]:
 WAYS: Final[dict[str, Callable[[Cluster, Count, int, int], Awaitable[Result]]]] = {
     "Weft, native gangs": _of_weft(GangMethod.NATIVE),
     "Weft, gates": _of_weft(GangMethod.GATES),
+    "native gangs": _native_gangs,
     "plain pods": _plain,
     "Kubernetes Jobs": _kubernetes_jobs,
 }

@@ -1,6 +1,6 @@
 """A Guardian's process that dies, or pauses, at any of its requests to the API server: all of a gang or nothing.
 
-Every request x {before the call, after it and before its answer, after the answer} x four shapes of jobs. The default
+Every request x {before the call, after it and before its answer, after the answer} x five shapes of jobs. The default
 run tries some of them, chosen by a seed; ``make promise R=R4`` tries all. An independent witness of the API server says
 which attempts were live and what is left.
 
@@ -30,6 +30,7 @@ from tests.testbed.kubernetes.cluster import Cluster as Machines
 from tests.testbed.kubernetes.cut_api import Cut, CutApi, Died, MortalStatus
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster
+from tests.testbed.kubernetes.tenants_secret import TenantsSecret
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.node import plan
@@ -42,7 +43,8 @@ _DATA: Final = (
     Input(mount="digits", type="http", location="https://data.example/digits"),
     Input(mount="more", type="local", location="/srv/more", path="train"),
 )
-GANGS: Final = ("1 learner", "4 learners", "PS and workers", "data stores")
+_IMAGE: Final = "registry.example/team/train:1"
+GANGS: Final = ("1 learner", "4 learners", "PS and workers", "data stores", "private image")
 
 
 @dataclass
@@ -56,7 +58,10 @@ class Scene:
     def guardian(self, api: Api | None = None) -> AnnouncingCluster:
         """Another process. The fixture closes it."""
         status = MortalStatus.of(self.status, api) if isinstance(api, CutApi) else self.status
-        self.guardians.append(AnnouncingCluster(api or Api(self.machines.kubeconfig), OPTIONS, status))
+        credentials = TenantsSecret(_IMAGE)
+        self.guardians.append(
+            AnnouncingCluster(api or Api(self.machines.kubeconfig), OPTIONS, status, credentials=credentials)
+        )
         return self.guardians[-1]
 
     async def pods(self, gang: AttemptPlan) -> Sequence[Document]:
@@ -120,10 +125,12 @@ async def scene(testbed_cluster: Machines, witness: Watcher) -> AsyncGenerator[S
 
 def gang_of(shape: str) -> AttemptPlan:
     """A new job of this shape."""
-    count = {"1 learner": 1, "4 learners": 4, "PS and workers": 3, "data stores": 2}[shape]
+    count = {"1 learner": 1, "4 learners": 4, "PS and workers": 3, "data stores": 2, "private image": 1}[shape]
     gang = plan([FOREVER] * count, gpus=100)
     if shape == "data stores":
         return replace(gang, inputs=_DATA)
+    if shape == "private image":
+        return replace(gang, image=_IMAGE, image_pull_secret="registry")
     if shape == "PS and workers":
         server, *workers = gang.learners
         roles = [replace(entry, name=f"worker-{number}") for number, entry in enumerate(workers)]
@@ -167,7 +174,7 @@ async def test_process_that_dies_at_any_request_of_a_start_leaves_all_of_a_gang_
             assert {names.term_of(pod) for pod in pods} <= {1, 2}
         await teardown(successor, gang)
         await scene.wait_clean(gang, point)
-    promise.kept(len(tried), f"deaths in a start: requests {requests}, four shapes, three moments")
+    promise.kept(len(tried), f"deaths in a start: requests {requests}, five shapes, three moments")
 
 
 @pytest.mark.promise("R4")
@@ -181,7 +188,7 @@ async def test_process_that_dies_at_any_request_of_a_teardown_leaves_nothing(sce
         await dies(teardown(scene.guardian(api), gang))
         await teardown(successor, replace(gang, term=2))
         await scene.wait_clean(gang, point)
-    promise.kept(len(tried), f"deaths in a teardown: requests {requests}, four shapes, three moments")
+    promise.kept(len(tried), f"deaths in a teardown: requests {requests}, five shapes, three moments")
 
 
 @pytest.mark.promise("R3", "R4")
@@ -207,7 +214,7 @@ async def test_request_that_arrives_after_the_next_attempt_runs_activates_nothin
         assert [is_gated(pod) for pod in await scene.pods(second)] == [False] * len(gang.learners), point
         await teardown(successor, replace(second, term=3))  # as the LCM's collector, which finds what is left
         await scene.wait_clean(gang, point)
-    promise.kept(len(tried), "late requests of an earlier attempt beside a live one, four shapes")
+    promise.kept(len(tried), "late requests of an earlier attempt beside a live one, five shapes")
 
 
 async def test_scheduler_sees_a_native_gang_only_once_all_its_gates_are_lifted(scene: Scene) -> None:

@@ -13,7 +13,6 @@ from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import Api, Document, collection
 from services.core.adapters.kubernetes.options import GangMethod
 from services.core.domain.plan import AttemptPlan
-from services.core.domain.registry_credentials import docker_config
 from services.core.ports.cluster import LearnerProcess
 from tests.testbed.gangs import await_exit, learner, start, teardown
 from tests.testbed.kubernetes.accounts import Installed
@@ -23,27 +22,13 @@ from tests.testbed.kubernetes.kubectl import KubectlError
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.testbed.kubernetes.registries import private_registry
 from tests.testbed.kubernetes.stand_in import AnnouncingCluster, StandIn, pods_of, standing_in
+from tests.testbed.kubernetes.tenants_secret import PASSWORD, TenantsSecret
 from tests.testbed.memory.status_store import MemoryStatusStore
 from tests.testbed.node import plan
 from tests.waiting import until
 
-PASSWORD: Final = "canary-of-the-registry"
 # Bound to a node: only this one reaches the registry.
 BOUND: Final = replace(OPTIONS, gang=GangMethod.GATES)
-
-
-class TenantsSecret:
-    """The credentials that the api would give."""
-
-    def __init__(self, image: str) -> None:
-        self.image, self.password, self.calls = image, PASSWORD, 0
-
-    async def docker_config(self, job: str, *, attempt: int, term: int) -> str:
-        self.calls += 1
-        return docker_config({"username": "ada", "password": self.password}, self.image)
-
-    async def close(self) -> None:
-        """Nothing is open."""
 
 
 @pytest.fixture(scope="module")
