@@ -5,6 +5,7 @@ A single timing proves little on a busy machine, so each row shows the spread, w
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 _HEAD = ("what", "n", "min", "p50", "p99", "max", "unit", "promised")
+_HALF_OF_5_PERCENT = 0.025
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,18 @@ class Row:
 def p99(values: Sequence[float]) -> float:
     """The 99th percentile; of fewer than a hundred values it lies close below the largest."""
     return statistics.quantiles(values, n=100, method="inclusive")[98] if len(values) > 1 else values[0]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """An interval that holds the true median with a confidence of at least 95 %, whatever the distribution.
+
+    Its ends are values, of ranks that the binomial distribution gives. None for fewer than six values.
+    """
+    ordered, count = sorted(values), len(values)
+    rank, below = 0, 0.0
+    while (below := below + math.comb(count, rank) / 2**count) <= _HALF_OF_5_PERCENT:
+        rank += 1
+    return (ordered[rank - 1], ordered[count - rank]) if rank else None
 
 
 def machine() -> str:

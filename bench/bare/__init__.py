@@ -23,9 +23,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +34,7 @@ from typing import Any
 import yaml
 
 from services.core.frameworks import find
+from services.node.cgroups import enter
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -148,13 +150,21 @@ def learner_environment(
 
 
 def run_bare(
-    *, example: str, learners: int, state: Path, python: Path, arguments: list[str], quiet: bool = False
+    *,
+    example: str,
+    learners: int,
+    state: Path,
+    python: Path,
+    arguments: list[str],
+    quiet: bool = False,
+    groups: Sequence[Sequence[str]] = (),
 ) -> Outcome:
     """Run the example's command once for each learner, with `arguments` added to it.
 
     What rank 0 prints goes to stderr unless `quiet`, all else to each learner's
     LOG_DIR/training-log.txt. When a learner fails, the others are killed: they could
     only wait for it. While this runs, SIGTERM and SIGINT ask all learners to stop.
+    `groups`: the folders of each rank's control groups, which exist; empty: none.
     """
     spec = example_spec(example)
     code = REPOSITORY / "examples" / example
@@ -196,6 +206,7 @@ def run_bare(
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=partial(enter, groups[rank] if groups else (), 0),  # noqa: PLW1509 - 0: itself
             )
             processes[process.pid] = process
         while len(exits) < learners:

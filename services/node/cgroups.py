@@ -172,7 +172,10 @@ class Groups:
 
     def paths(self, document: LearnerDocument) -> tuple[str, ...]:
         """The folders of one learner's groups, whether they exist or not."""
-        name = group_name(document.plan.job, str(document.plan.attempt), document.learner.name)
+        return self.places(group_name(document.plan.job, str(document.plan.attempt), document.learner.name))
+
+    def places(self, name: str) -> tuple[str, ...]:
+        """The folders of the groups of this name, one for each controller."""
         return tuple(str(base / name) for base in self._bases.values())
 
     def make(self, document: LearnerDocument) -> None:
