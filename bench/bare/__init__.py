@@ -96,7 +96,7 @@ def free_port() -> int:
 
 
 def learner_environment(
-    *, rank: int, learners: int, port: int, distribution: str, state: Path, code: Path, python: Path
+    *, rank: int, learners: int, port: int, spec: Mapping[str, Any], state: Path, code: Path, python: Path
 ) -> dict[str, str]:
     """What one learner of a job with a single role sees. Creates the folders it names.
 
@@ -138,6 +138,7 @@ def learner_environment(
         "TRAINING_ID": "bare",
         "LEARNER_ID": str(rank + 1),
         "NUM_LEARNERS": world,
+        "OMP_NUM_THREADS": str(max(1, int(spec["resources"]["cpus"]))),
         "GPU_COUNT": "0",
         "CUDA_VISIBLE_DEVICES": "",
         "WEFT_JOB_ID": "bare",
@@ -145,7 +146,7 @@ def learner_environment(
         "WEFT_ROLE": "worker",
         "WEFT_RANK": place,
         "WEFT_WORLD_SIZE": world,
-        **rendezvous.get(distribution, {}),
+        **rendezvous.get(spec.get("distribution", "none"), {}),
     }
 
 
@@ -190,7 +191,7 @@ def run_bare(
                 rank=rank,
                 learners=learners,
                 port=port,
-                distribution=spec.get("distribution", "none"),
+                spec=spec,
                 state=state,
                 code=code,
                 python=python,
