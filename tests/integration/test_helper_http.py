@@ -20,6 +20,7 @@ from services.helper.fetch.progress import FetchCancelled, FetchFailed, FetchPro
 from services.helper.fetch.versions import DataVersions
 from services.helper.settings import HelperSettings
 from tests.documents import an_assignment
+from tests.testbed.server import own_uid
 
 
 class Site(ThreadingHTTPServer):
@@ -112,7 +113,7 @@ class Fetching:
 
     def __init__(self, root: Path, url: str) -> None:
         self.entry = Input(mount="d", type="http", location=url)
-        self.assignment = an_assignment(uid=70_001, gid=70_001, cache=str(root / "cache"))
+        self.assignment = an_assignment(uid=own_uid(), gid=own_uid(), cache=str(root / "cache"))
         self.root = root
         self.calls = 0
         self.progress = FetchProgress()

@@ -27,7 +27,7 @@ from services.node.caches import Caches
 from tests.documents import an_assignment
 from tests.testbed.identities import SIGNER
 from tests.testbed.intake import Intake
-from tests.testbed.server import free_address
+from tests.testbed.server import free_address, own_uid
 
 LOCAL = HelperSettings(http_allow=("127.0.0.0/8",))
 SIGNATURE = "X-Amz-Signature=canary"
@@ -118,7 +118,7 @@ class Fetching:
         self.entry = Input(mount="d", type="s3", location=f"{site.endpoint}/bucket/", secret="photos")
         self.root, self.signer, self.calls = root, signer, 0
         self.endpoint = site.endpoint
-        self.assignment = an_assignment(uid=70_001, gid=70_001, cache=str(root / "cache"))
+        self.assignment = an_assignment(uid=own_uid(), gid=own_uid(), cache=str(root / "cache"))
         self.progress = FetchProgress()
 
     def sign(self, endpoint: str) -> None:

@@ -28,6 +28,7 @@ from services.node.learner import JobFolder
 from tests.documents import a_learner, a_plan
 from tests.testbed.identities import SIGNER
 from tests.testbed.intake import Intake
+from tests.testbed.server import own_uid
 from tests.waiting import eventually, until
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +77,7 @@ class Learner:
         learner = a_learner(command=command, memory=2**20, token=SIGNER.mint(identity))
         plan = a_plan(learner, job=self.job, tenant=TENANT, grace=1000, store_timeout=STORE_TIMEOUT_MS)
         plan = with_variables(replace(plan, **changes))
-        allotment = reservation.Allotment(uid=70_001, gid=70_001, gpus={"worker-0": ()}, ports={})
+        allotment = reservation.Allotment(uid=own_uid(), gid=own_uid(), gpus={"worker-0": ()}, ports={})
         documents = reservation.documents(
             plan, allotment, home=self.home, isolation="process", objects_here=self._objects_here
         )

@@ -61,6 +61,11 @@ def own_numbers() -> dict[str, str]:
     return settings
 
 
+def own_uid() -> int:
+    """The user id of learners without an agent, which no other test process gives. Agents have none of these."""
+    return _UIDS[0] - 100 + slot() % 100
+
+
 def free_port() -> int:
     """Returns a port that no outgoing connection can take and that was not returned recently.
 
