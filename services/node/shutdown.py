@@ -14,10 +14,12 @@ from services.core.domain.codec import MALFORMED
 from services.core.runtime.home import AGENT
 from services.core.runtime.learner_folder import JOB_FOLDER
 from services.node.cgroups import Groups, groups_of
+from services.node.freezing import thaw
 from services.node.learner import Learner, job_folders, owner, read_learner
 from services.node.processes import ProcessMatcher, kill_all
 
-_GONE_S = 10.0
+_GONE_S = 60.0
+"""A process that is killed ends once a processor runs it: on a busy machine that may take some seconds."""
 
 
 def _learners(root: Path) -> tuple[list[Learner], list[Path]]:
@@ -35,8 +37,8 @@ def _learners(root: Path) -> tuple[list[Learner], list[Path]]:
     return learners, unreadable
 
 
-def end_all(root: Path) -> bool:
-    """Kills all processes of the learners below ``root`` (WEFT_HOME/node), for `weft down`. True if none is left."""
+def end_all(root: Path) -> set[int]:
+    """Kills all processes of the learners below ``root`` (WEFT_HOME/node), for `weft down`. Returns the pids left."""
     learners, unreadable = _learners(root)
     job_dirs = [*(learner.job_dir for learner in learners), *(folder / JOB_FOLDER for folder in unreadable)]
     folders = [*(learner.folder for learner in learners), *unreadable]
@@ -48,10 +50,14 @@ def end_all(root: Path) -> bool:
         groups=frozenset(groups_of(learner.document for learner in learners)),
         identities=tuple(process for process in processes if process is not None),
     )
-    gone = asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))
+    for learner in learners:  # an agent that was killed may have left it frozen, and a frozen process cannot end
+        thaw(learner)
+    asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))
+    left = everything.members()
     Groups.remove_all(root / AGENT)
-    return gone
+    return left
 
 
 if __name__ == "__main__":
-    sys.exit(0 if end_all(Path(sys.argv[1])) else 1)
+    if pids := end_all(Path(sys.argv[1])):
+        sys.exit(f"processes that do not end: {', '.join(map(str, sorted(pids)))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.plan import AttemptPlan
+from services.node import shutdown
 from services.node.freezing import freeze
 from services.node.learner import read_learner
 from tests.testbed.gangs import await_exit, learner, start, teardown
@@ -119,4 +121,21 @@ async def test_learner_that_a_killed_agent_has_left_frozen_runs_again_under_the_
     node.start()
     await until(lambda: len(node.output(gang)) > len(written))
     await until(lambda: not (node.home / "node" / ".agent" / "frozen").exists())  # removed last
+    await teardown(cluster, gang)
+
+
+async def test_learner_that_a_killed_agent_has_left_frozen_is_ended_by_weft_down(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    gang = plan(["while :; do echo x; sleep 0.02; done"])
+    await start(cluster, gang)
+    await until(lambda: node.output(gang))
+    node.end(signal.SIGKILL)
+    frozen = read_learner(node.folder(gang))
+    assert frozen is not None
+    assert freeze(frozen)
+    pid = node.read(gang, "runs/1/start.json")["pid"]
+    await asyncio.to_thread(shutdown.end_all, node.home / "node")
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    node.start()
     await teardown(cluster, gang)
