@@ -70,3 +70,26 @@ def test_node_with_as_many_pods_as_it_may_have_has_no_slot(pods: str, slots: int
 def test_node_that_names_no_number_of_pods_is_not_bounded_by_one() -> None:
     (machine,) = nodes.capacity([node()], [nodes.usage(other(), OPTIONS)], OPTIONS)
     assert machine.slots is None
+
+
+def tainted(key: str, effect: str = "NoSchedule") -> Document:
+    return {**node(), "spec": {"taints": [{"key": key, "value": "present", "effect": effect}]}}
+
+
+@pytest.mark.parametrize(
+    ("machine", "ready", "only_gpus"),
+    [
+        (node(), True, False),
+        (tainted("nvidia.com/gpu"), True, True),
+        (tainted("nvidia.com/gpu", "NoExecute"), True, True),
+        (tainted("nvidia.com/gpu", "PreferNoSchedule"), True, False),
+        (tainted("team"), False, False),
+        (tainted("team", "PreferNoSchedule"), True, False),
+    ],
+)
+def test_node_that_is_tainted_for_its_gpus_takes_learners_with_gpus_only(
+    machine: Document, *, ready: bool, only_gpus: bool
+) -> None:
+    """A learner without GPUs was pinned to such a node, and stayed Unschedulable: it does not tolerate the taint."""
+    (counted,) = nodes.capacity([machine], [], OPTIONS)
+    assert (counted.ready, counted.only_gpus) == (ready, only_gpus)

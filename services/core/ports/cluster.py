@@ -43,6 +43,8 @@ class Node:
     """How many learners it can have at most, whatever they need; None: there is no such bound."""
     ready: bool = True
     """False: no learners can be placed on it now."""
+    only_gpus: bool = False
+    """True: only learners that need a GPU can be placed on it."""
     pressure: str = ""
     """Why no further learners should be placed on it now, e.g. an almost full disk, for people; empty: nothing."""
     labels: Mapping[str, str] = field(default_factory=dict)

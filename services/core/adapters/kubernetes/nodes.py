@@ -119,14 +119,19 @@ def _node(node: Document, taken: Iterable[Usage], options: KubernetesOptions) ->
         devices=as_devices(devices),
         slots=max(0, int(parse_quantity(pods)) - len(taken)) if pods is not None else None,
         ready=conditions.get("Ready") == "True" and not _refuses(node, options),
+        only_gpus=any(taint["key"] == options.gpu_resource for taint in _hard_taints(node)),
         pressure=pressure,
         labels={**labels, ISOLATION_LABEL: "pod"},
     )
 
 
 def _refuses(node: Document, options: KubernetesOptions) -> bool:
-    """True if no learner may be placed on it: it is cordoned, or has a taint that learners do not tolerate."""
+    """True if no learner may be placed on it: it is cordoned, or has a taint that no learner tolerates."""
     if node["spec"].get("unschedulable"):
         return True
-    taints = node["spec"].get("taints") or ()
-    return any(taint["effect"] != "PreferNoSchedule" and taint["key"] != options.gpu_resource for taint in taints)
+    return any(taint["key"] != options.gpu_resource for taint in _hard_taints(node))
+
+
+def _hard_taints(node: Document) -> list[Document]:
+    """The taints that keep pods away. Learners with GPUs tolerate the one of the GPUs' resource."""
+    return [taint for taint in node["spec"].get("taints") or () if taint["effect"] != "PreferNoSchedule"]
