@@ -30,6 +30,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     PendingReason.BACK_OFF: "it is tried again by itself; `retries.backoff` sets the pause",
     PendingReason.RELEASING: "the hardware of its last attempt is being given back; it continues by itself",
     PendingReason.PLATFORM_STOPPING: "it starts by itself after the next `weft up`",
+    PendingReason.TENANT_NOT_READY: "nothing of the job is wrong: tell the operator; it then starts by itself",
     "PlatformStopped": "the next `weft up` queues it again by itself",
     "ExitCode": "`weft logs {id}{rank} --tail 50` shows its last lines",
     "Signalled": "`weft logs {id}{rank} --tail 50` shows its last lines",
