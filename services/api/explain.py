@@ -43,6 +43,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     Outage.DATA_STORE_UNAVAILABLE: "it continues by itself once the data store answers; check its address",
     Outage.OBJECT_STORE_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the store is back",
     Outage.SECRETS_UNAVAILABLE: "nothing of the job is wrong: it continues by itself once the api answers",
+    Outage.QUOTA_IN_USE: "it starts by itself once other jobs of its tenant have ended",
     Outage.MACHINE_FAULT: "nothing of the job is wrong: it is tried again by itself",
     "DataStoreDenied": "use an address or a folder that the operator allows, or send small files with the code",
     "DeadlineExceeded": "raise `max_runtime`; `weft clone {id} --set max_runtime={max_runtime}` submits it again",

@@ -14,6 +14,7 @@ import structlog
 
 from services.core.domain.errors import (
     InvalidRequest,
+    QuotaExceeded,
     ResourceExhausted,
     SecretsUnavailable,
     StaleFence,
@@ -26,7 +27,7 @@ from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
 from services.core.domain.status_keys import attempt_key, plan_key
 from services.core.ports.cluster import Observation
-from services.core.ports.job_store import JobStore
+from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.status_store import StatusStore
 from services.core.use_cases.jobs import update
 from services.guardian.learner_view import announced_attempt
@@ -79,7 +80,8 @@ class Provisioning:
             lost = self._done > 0 and self.lost(job, await self._ports.cluster.observe(job.id))
             return lost or Verdict(to=Status.FAILED, reason=_reason(error), message=str(error), time=self._now)
         except ResourceExhausted as error:
-            return self.roll_back(job, _reason(error), str(error))
+            waits = isinstance(error, QuotaExceeded) and await self._has_other_jobs(job)
+            return self.roll_back(job, Outage.QUOTA_IN_USE if waits else _reason(error), str(error))
         plan_digest = digest(plan)
         await update(
             self._ports.jobs,
@@ -119,6 +121,11 @@ class Provisioning:
         """
         again = is_outage(reason) or job.counters.rollbacks + 1 < self._settings.provision_tries
         return Verdict(to=Status.QUEUED if again else Status.FAILED, reason=reason, message=message, time=self._now)
+
+    async def _has_other_jobs(self, job: Job) -> bool:
+        """Whether another job of its tenant holds hardware. If not, the job alone is more than the tenant's quota."""
+        query = JobQuery(tenant=job.tenant, holding=True, deleted=True)
+        return any(other.id != job.id for other in await self._ports.jobs.find(query, limit=2))
 
     async def _check_admission(self, job: Job) -> None:
         """Raises Unavailable unless the admission is of the dispatcher that leads now."""
