@@ -23,10 +23,16 @@ def requests(**amounts: str) -> Document:
     return {"resources": {"requests": amounts}}
 
 
-def other(*containers: Document, phase: str = "Running", labels: Document | None = None, **spec: Any) -> Document:
+def other(
+    *containers: Document,
+    phase: str = "Running",
+    labels: Document | None = None,
+    namespace: str = "default",
+    **spec: Any,
+) -> Document:
     """A pod on the node."""
     return {
-        "metadata": {"labels": labels or {}},
+        "metadata": {"namespace": namespace, "labels": labels or {}},
         "spec": {"nodeName": "n1", "containers": list(containers) or [{}], **spec},
         "status": {"phase": phase},
     }
@@ -55,9 +61,10 @@ def test_request_of_a_whole_pod_reduces_capacity_like_those_of_its_containers(
 
 def test_each_pod_of_others_takes_a_slot_also_without_requests() -> None:
     own = names.tenant_labels("acme", OPTIONS.installation) | {names.JOB: "j1"}
-    pods = [other(), other(requests(cpu="1")), other(phase="Succeeded"), other(phase="Failed"), other(labels=own)]
+    pods = [other(), other(requests(cpu="1")), other(phase="Succeeded"), other(phase="Failed")]
+    pods += [other(labels=own, namespace="weft-acme"), other(labels=own, namespace="weft-system")]
     (machine,) = nodes.capacity([node(pods="110")], [nodes.usage(pod, OPTIONS) for pod in pods], OPTIONS)
-    assert machine.slots == 108
+    assert machine.slots == 107, "labels make no learner of a pod in another namespace than its tenant's"
 
 
 @pytest.mark.parametrize(("pods", "slots"), [("2", 0), ("1", 0), ("3", 1)])

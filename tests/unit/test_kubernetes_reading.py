@@ -33,9 +33,18 @@ NAMESPACES = listed({"metadata": {"name": "weft-t"}}, version=1)
 
 
 def an_owner(**annotations: str) -> dict[str, Any]:
-    labels = {names.JOB: "j1", names.ATTEMPT: "1"}
+    labels = {names.JOB: "j1", names.ATTEMPT: "1", names.TENANT: "t"}
     metadata = {"namespace": "weft-t", "name": "weft-j1-1", "resourceVersion": "1", "uid": "u1", "labels": labels}
     return {"metadata": metadata | {"annotations": {f"weft.dev/{name}": value for name, value in annotations.items()}}}
+
+
+def a_pod() -> dict[str, Any]:
+    """Of a learner that runs."""
+    pod = an_owner()
+    pod["metadata"]["labels"][names.LEARNER] = "worker-0"
+    pod["metadata"]["name"] = "weft-j1-1-worker-0"
+    running = [{"name": "learner", "state": {"running": {}}}]
+    return {**pod, "spec": {}, "status": {"containerStatuses": running}}
 
 
 def a_mark(time: int) -> str:
@@ -140,17 +149,44 @@ async def test_job_that_another_process_has_started_is_found_before_the_watch_sh
         await cluster.close()
 
 
+async def test_copy_of_a_learners_pod_in_another_namespace_is_no_learner_of_its_job(tmp_path: Path) -> None:
+    """The job was looked for there, where the platform may read no owner: its pods ran on, unobserved, for ever."""
+    pod, copied = a_pod(), a_pod()
+    copied["metadata"] |= {"namespace": "weft-debug", "uid": "u2"}
+    begins = threading.Event()
+
+    def answer(request: Request, _: int) -> Answer:
+        url = urlsplit(request.path)
+        if url.path == "/api/v1/pods":
+            events = [("MODIFIED", pod), ("MODIFIED", copied)] if begins.is_set() else []
+            return watched(*events) if "watch" in url.query else listed(pod, copied, version=1)
+        if "configmaps" in url.path and "/weft-t/" not in url.path:
+            return status(403, 'User "weft-guardian" cannot list resource "configmaps"', "Forbidden")
+        if "configmaps" in url.path:
+            return listed(an_owner(activated="true"), version=1)
+        if is_of_pods(request):
+            return listed(pod, version=1)
+        if request.path.startswith("/api/v1/namespaces?"):
+            return NAMESPACES
+        return watched() if "watch" in url.query else listed(version=1)
+
+    with serving(tmp_path / "k", answer):
+        cluster = KubernetesCluster(Api(tmp_path / "k"), OPTIONS, MemoryStatusStore())
+        async with aclosing(cluster.watch()) as changes:
+            assert await anext(changes) == ""
+            assert [learner.name for learner in (await cluster.observe("j1")).learners] == ["worker-0"]
+            begins.set()
+            assert await anext(changes) == "j1"
+            assert [learner.name for learner in (await cluster.observe("j1")).learners] == ["worker-0"]
+        await cluster.close()
+
+
 async def test_stop_is_enforced_after_its_grace_although_an_earlier_guardians_clock_was_an_hour_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A learner that did not end kept its hardware for that hour."""
     monkeypatch.setattr("services.core.adapters.kubernetes.removal._ENFORCE_S", 0.01)
-    marked = an_owner(stop=a_mark(NOW + 3_600_000))
-    pod = an_owner()
-    pod["metadata"]["labels"][names.LEARNER] = "worker-0"
-    pod["metadata"]["name"] = "weft-j1-1-worker-0"
-    running = [{"name": "learner", "state": {"running": {}}}]
-    pod |= {"spec": {}, "status": {"containerStatuses": running}}
+    marked, pod = an_owner(stop=a_mark(NOW + 3_600_000)), a_pod()
 
     def answer(request: Request, _: int) -> Answer:
         if request.path.startswith("/api/v1/namespaces?"):

@@ -109,6 +109,7 @@ def test_every_object_is_labelled_and_belongs_to_the_owner(tenant: str, learners
         assert (labels[names.JOB], labels[names.ATTEMPT], labels[names.MANAGED_BY]) == (attempt.job, "2", "weft")
         assert all(len(value) <= 63 for value in labels.values())
         assert metadata["namespace"] == names.namespace_of(tenant, "weft-")
+        assert names.is_of_tenant(document, "weft-")
         assert metadata["name"].startswith(owner["metadata"]["name"])
     owners = [document["metadata"]["ownerReferences"] for document in rest]
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"], "uid": UID}

@@ -166,7 +166,7 @@ class KubernetesCluster:
         watched = self._watched
         if not cached or watched is None or not watched.current:
             return sorted(await self._places.jobs())
-        with_pods = {*watched.objects.values()}
+        with_pods = {*watched.objects.values()} - {""}
         return sorted(with_pods | await self._places.without_pods(with_pods, asyncio.get_running_loop().time()))
 
     async def watch(self) -> AsyncGenerator[str]:
@@ -175,6 +175,8 @@ class KubernetesCluster:
 
         def on_pod(pod: Document) -> None:
             job = self._places.learn_from(pod)
+            if not job:
+                return  # an empty id would stand for all jobs
             self._places.forget_old(pods.objects.values())
             self._cache.invalidate(job)
             changed.put_nowait(job)
@@ -182,7 +184,8 @@ class KubernetesCluster:
         def on_list() -> None:
             self._cache.invalidate_all()
             for place, job in pods.objects.items():
-                self._places.learn(job, place[0])
+                if job:
+                    self._places.learn(job, place[0])
             changed.put_nowait("")
 
         def on_event(event: Document) -> None:
@@ -190,9 +193,7 @@ class KubernetesCluster:
             if self._is_current() and (job := _job_of(str(event["involvedObject"].get("name")))):
                 changed.put_nowait(job)
 
-        pods = Reflector(
-            self._api, PODS, query=ours, keep=lambda pod: names.label(pod, names.JOB), on_change=on_pod, on_list=on_list
-        )
+        pods = Reflector(self._api, PODS, query=ours, keep=self._places.job_of, on_change=on_pod, on_list=on_list)
         warnings = Reflector(
             self._api, _EVENTS, query={"fieldSelector": _WARNINGS}, keep=lambda _: None, on_change=on_event
         )

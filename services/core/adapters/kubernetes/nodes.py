@@ -56,6 +56,7 @@ def usage(pod: Document, options: KubernetesOptions) -> Usage | None:
     node = pod["spec"].get("nodeName")
     phase = (pod.get("status") or {}).get("phase")
     own = (names.label(pod, names.MANAGED_BY), names.label(pod, names.INSTANCE)) == (names.WEFT, options.installation)
+    own = own and names.is_of_tenant(pod, options.namespace_prefix)
     if not node or (own and names.label(pod, names.JOB)) or phase in {"Succeeded", "Failed"}:
         return None
     cpus, memory, gpus = (_requested(pod["spec"], resource) for resource in ("cpu", "memory", options.gpu_resource))

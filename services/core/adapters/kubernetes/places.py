@@ -38,10 +38,15 @@ class Places:
 
     def learn_from(self, document: Document) -> str:
         """Learns the place of a job's object. Returns the job's id; empty if it is of no job."""
-        job = names.label(document, names.JOB)
+        job = self.job_of(document)
         if job:
             self.learn(job, document["metadata"]["namespace"])
         return job
+
+    def job_of(self, document: Document) -> str:
+        """The job of an object; empty if it is of none, whatever its labels say."""
+        is_ours = names.is_of_tenant(document, self._options.namespace_prefix)
+        return names.label(document, names.JOB) if is_ours else ""
 
     def forget(self, job: str) -> None:
         self.forget_owners(job)
@@ -103,7 +108,7 @@ class Places:
         namespace = self._unlisted.pop()
         selector = names.of_jobs(self._options.installation)
         owners, _ = await self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST)
-        self._without_pods[namespace] = {self.learn_from(owner) for owner in owners} - {*with_pods}
+        self._without_pods[namespace] = {self.learn_from(owner) for owner in owners} - {"", *with_pods}
         return len(owners)
 
     async def _everywhere(self, selector: str) -> Iterable[Document]:
