@@ -121,7 +121,7 @@ class Cluster(Protocol):
     async def prepare(self, tenant: str) -> None:
         """Makes the cluster ready for learners of the tenant. The LCM calls it before each admission of a job.
 
-        A repetition costs nothing. Raises Conflict where something else has the tenant's place in the cluster.
+        A repetition costs little. Raises Conflict where something else has the tenant's place in the cluster.
         """
         ...
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import gangs, names, nodes, observed, tenants
-from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
+from services.core.adapters.kubernetes.api import Api, Document, collection, gather
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observation_cache import ObservationCache, Reading
 from services.core.adapters.kubernetes.observed import Context, StopMark
@@ -34,7 +34,7 @@ _EVENTS: Final = "/api/v1/events"
 _WARNINGS: Final = "type=Warning,involvedObject.kind=Pod"
 _SYNC_S: Final = 20.0
 _PREPARED_S: Final = 600.0
-"""A tenant's namespace is checked again after so long."""
+"""What is in a tenant's namespace is checked again after so long."""
 _CREATING: Final = ("ContainerCreating", "PodInitializing")
 
 
@@ -77,7 +77,8 @@ class KubernetesCluster:
 
     async def prepare(self, tenant: str) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._prepared.get(tenant, -_PREPARED_S) < _PREPARED_S:
+        is_recent = now - self._prepared.get(tenant, -_PREPARED_S) < _PREPARED_S
+        if is_recent and await tenants.is_there(self._api, tenant, self._options):
             return
         await tenants.prepare(self._api, tenant, self._options)
         self._prepared[tenant] = now
@@ -117,10 +118,7 @@ class KubernetesCluster:
         pods, _ = await self._api.list(collection("Pod", namespace), selector=selector)
         # After the pods: an owner says that a stop deletes a pod, and a report says how its learner ended, before the
         # pod is gone.
-        path = collection("ConfigMap", namespace)
-        (owners, _), reports = await gather(
-            [self._api.list(path, selector=selector, accept=METADATA_LIST), self._reports(job_id)]
-        )
+        owners, reports = await gather([self._places.owners(namespace, job_id), self._reports(job_id)])
         marks = {names.attempt_of(owner): StopMark.of(owner) for owner in owners}
         removed = {(names.attempt_of(owner), name) for owner in owners for name in observed.removals(owner)}
         lost = await lost_nodes(self._api, {str(pod["spec"]["nodeName"]) for pod in pods if _may_be_lost(pod)})
