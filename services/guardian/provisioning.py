@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -19,6 +20,7 @@ from services.core.domain.errors import (
     SecretsUnavailable,
     StaleFence,
     Unavailable,
+    WeftError,
     row,
 )
 from services.core.domain.job import Claim, Job, Verdict
@@ -36,6 +38,7 @@ from services.guardian.ports import GuardianPorts
 from services.guardian.render import digest, render
 from services.guardian.settings import GuardianSettings
 
+_MOST_TEXT: Final = 600
 _Log = structlog.typing.FilteringBoundLogger
 
 
@@ -49,6 +52,8 @@ class Provisioning:
         self._recorded = False
         self._outage: SecretsUnavailable | None = None
         """What the last call waits for."""
+        self._why_not_yet = ""
+        """Why the last call could not carry out its step, in the cluster's words; empty: it could."""
         self._since_s = ports.clock.boottime()
         """On the boot-time clock: the wall clocks of two machines may differ by an hour."""
 
@@ -65,7 +70,7 @@ class Provisioning:
             spec.learners,
             check_current=lambda: check_current(self._ports.jobs, job, self._claim),
         )
-        self._outage = None
+        self._outage, self._why_not_yet = None, ""
         try:
             plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
             for number, step in enumerate(steps[self._done :], start=self._done):
@@ -82,6 +87,9 @@ class Provisioning:
         except ResourceExhausted as error:
             waits = isinstance(error, QuotaExceeded) and await self._has_other_jobs(job)
             return self.roll_back(job, Outage.QUOTA_IN_USE if waits else _reason(error), str(error))
+        except WeftError as error:
+            self._why_not_yet = " ".join(error.message.split())[:_MOST_TEXT]
+            raise
         plan_digest = digest(plan)
         await update(
             self._ports.jobs,
@@ -111,7 +119,9 @@ class Provisioning:
         if is_late and self._outage is not None:
             return self.roll_back(job, Outage.SECRETS_UNAVAILABLE, self._outage.message)
         if is_late:
-            return self.roll_back(job, "ProvisionTimeout", f"not all learners were provisioned within {waited_s:.0f} s")
+            why = f": {self._why_not_yet}" if self._why_not_yet else ""
+            message = f"not all learners were provisioned within {waited_s:.0f} s{why}"
+            return self.roll_back(job, "ProvisionTimeout", message)
         return None
 
     def roll_back(self, job: Job, reason: str, message: str) -> Verdict:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.core.domain.errors import InvalidRequest, NoSpace, QuotaExceeded, ResourceExhausted
+from services.core.domain.errors import InvalidRequest, NoSpace, QuotaExceeded, ResourceExhausted, Unavailable
 from services.core.domain.outages import Outage
 from services.core.domain.startup import Span, Step
 from services.core.domain.status import Desired, Status
@@ -318,6 +318,18 @@ async def test_an_attempt_is_rolled_back_when_the_cluster_is_away_for_too_long(p
     job = await plane.until(lambda job: job.attempt.number == 2, job_id)
     events = await history(plane.jobs, job)
     assert [event.reason for event in events if event.to is Status.QUEUED] == ["", "ProvisionTimeout"]
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_attempt_that_the_cluster_refuses_for_too_long_is_rolled_back_with_the_clusters_words(
+    plane: ControlPlane,
+) -> None:
+    """Nothing but the guardian's log said what was wrong, e.g. that a PriorityClass or a right was missing."""
+    plane.cluster.refuse("learners", Unavailable("no PriorityClass with name fast was found"), attempt=1)
+    job_id = await plane.submit(retries={"backoff": "0s"})
+    job = await plane.until(lambda job: job.attempt.number == 2, job_id, within_s=620)
+    undone = [event for event in await history(plane.jobs, job) if event.reason == "ProvisionTimeout"]
+    assert [event.message.partition(" s: ")[2] for event in undone] == ["no PriorityClass with name fast was found"]
     assert (await plane.rested(job_id)).status is Status.COMPLETED
 
 
