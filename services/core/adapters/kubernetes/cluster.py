@@ -99,7 +99,11 @@ class KubernetesCluster:
     async def do(self, step: str, plan: AttemptPlan) -> None:
         self._places.learn(plan.job, names.namespace_of(plan.tenant, self._options.namespace_prefix))
         with self._cache.writing(plan.job):
-            await self._provision.do(step, plan)
+            try:
+                await self._provision.do(step, plan)
+            except NotFound:
+                self._method = None  # perhaps an upgrade of the cluster has removed the API of gang objects: look again
+                raise
 
     async def observe(self, job_id: str, *, cached: bool = False) -> Observation:
         if cached and (kept := self._cache.get(job_id, observed.relevant(await self._reports(job_id)))) is not None:
