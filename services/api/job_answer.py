@@ -88,7 +88,7 @@ class Job(Answer):
         str,
         doc(
             "Why it waits: WaitingForCapacity, WaitingInQueue, TooLargeForCluster, BackOff, Releasing, "
-            "WaitingForDisk, PlatformStopping or Misconfigured; else empty."
+            "WaitingForDisk, PlatformStopping, TenantNotReady or Misconfigured; else empty."
         ),
     ]
     at_rest: Annotated[bool, doc("It has ended or is HALTED, and has released all of its hardware.")]

@@ -9,6 +9,7 @@ trained again, and ``released`` prevents that hardware still in use is given to 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -18,7 +19,7 @@ import structlog
 from services.core.domain.errors import WeftError
 from services.core.domain.job import Claim, Job, Verdict, advanced, moved, released
 from services.core.domain.learner import LearnerStatus, step_times
-from services.core.domain.outages import is_outage
+from services.core.domain.outages import Outage, is_outage
 from services.core.domain.restart import AFTER_LOSS_MOST_MS, AFTER_LOSS_MS, BACKOFF_MOST_MS, back_off_ms
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
@@ -248,4 +249,8 @@ def _queued_again(job: Job, limits: Limits, verdict: Verdict, now: int, *, outag
         first_ms, times, most_ms = max(limits.backoff, AFTER_LOSS_MS), counters.rollbacks, BACKOFF_MOST_MS
     else:
         first_ms, times, most_ms = AFTER_LOSS_MS, counters.restarts, AFTER_LOSS_MOST_MS
-    return replace(job, counters=counters, not_before=now + back_off_ms(first_ms, times, most_ms))
+    pause_ms = back_off_ms(first_ms, times, most_ms)
+    if verdict.reason == Outage.QUOTA_IN_USE:
+        # Two gangs may have taken parts of one quota from each other: they must not meet again each time.
+        pause_ms = round(pause_ms * (0.5 + 0.5 * zlib.crc32(job.id.encode()) / 2**32))
+    return replace(job, counters=counters, not_before=now + pause_ms)

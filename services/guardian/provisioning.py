@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
 from services.core.domain.errors import (
     InvalidRequest,
+    QuotaExceeded,
     ResourceExhausted,
     SecretsUnavailable,
     StaleFence,
     Unavailable,
+    WeftError,
     row,
 )
 from services.core.domain.job import Claim, Job, Verdict
@@ -26,7 +29,7 @@ from services.core.domain.spec import JobSpec
 from services.core.domain.status import Status
 from services.core.domain.status_keys import attempt_key, plan_key
 from services.core.ports.cluster import Observation
-from services.core.ports.job_store import JobStore
+from services.core.ports.job_store import JobQuery, JobStore
 from services.core.ports.status_store import StatusStore
 from services.core.use_cases.jobs import update
 from services.guardian.learner_view import announced_attempt
@@ -35,6 +38,7 @@ from services.guardian.ports import GuardianPorts
 from services.guardian.render import digest, render
 from services.guardian.settings import GuardianSettings
 
+_MOST_TEXT: Final = 600
 _Log = structlog.typing.FilteringBoundLogger
 
 
@@ -48,6 +52,8 @@ class Provisioning:
         self._recorded = False
         self._outage: SecretsUnavailable | None = None
         """What the last call waits for."""
+        self._why_not_yet = ""
+        """Why the last call could not carry out its step, in the cluster's words; empty: it could."""
         self._since_s = ports.clock.boottime()
         """On the boot-time clock: the wall clocks of two machines may differ by an hour."""
 
@@ -64,7 +70,7 @@ class Provisioning:
             spec.learners,
             check_current=lambda: check_current(self._ports.jobs, job, self._claim),
         )
-        self._outage = None
+        self._outage, self._why_not_yet = None, ""
         try:
             plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
             for number, step in enumerate(steps[self._done :], start=self._done):
@@ -79,7 +85,11 @@ class Provisioning:
             lost = self._done > 0 and self.lost(job, await self._ports.cluster.observe(job.id))
             return lost or Verdict(to=Status.FAILED, reason=_reason(error), message=str(error), time=self._now)
         except ResourceExhausted as error:
-            return self.roll_back(job, _reason(error), str(error))
+            waits = isinstance(error, QuotaExceeded) and await self._has_other_jobs(job)
+            return self.roll_back(job, Outage.QUOTA_IN_USE if waits else _reason(error), str(error))
+        except WeftError as error:
+            self._why_not_yet = " ".join(error.message.split())[:_MOST_TEXT]
+            raise
         plan_digest = digest(plan)
         await update(
             self._ports.jobs,
@@ -109,7 +119,9 @@ class Provisioning:
         if is_late and self._outage is not None:
             return self.roll_back(job, Outage.SECRETS_UNAVAILABLE, self._outage.message)
         if is_late:
-            return self.roll_back(job, "ProvisionTimeout", f"not all learners were provisioned within {waited_s:.0f} s")
+            why = f": {self._why_not_yet}" if self._why_not_yet else ""
+            message = f"not all learners were provisioned within {waited_s:.0f} s{why}"
+            return self.roll_back(job, "ProvisionTimeout", message)
         return None
 
     def roll_back(self, job: Job, reason: str, message: str) -> Verdict:
@@ -119,6 +131,11 @@ class Provisioning:
         """
         again = is_outage(reason) or job.counters.rollbacks + 1 < self._settings.provision_tries
         return Verdict(to=Status.QUEUED if again else Status.FAILED, reason=reason, message=message, time=self._now)
+
+    async def _has_other_jobs(self, job: Job) -> bool:
+        """Whether another job of its tenant holds hardware. If not, the job alone is more than the tenant's quota."""
+        query = JobQuery(tenant=job.tenant, holding=True, deleted=True)
+        return any(other.id != job.id for other in await self._ports.jobs.find(query, limit=2))
 
     async def _check_admission(self, job: Job) -> None:
         """Raises Unavailable unless the admission is of the dispatcher that leads now."""

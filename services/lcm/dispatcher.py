@@ -124,6 +124,8 @@ class Dispatcher:
     """By id of each job that waits or holds hardware: (fingerprint of its spec, its gang or None)."""
     _shared_gangs: dict[Gang, Gang] = field(default_factory=dict)
     """One object for all equal gangs."""
+    _not_ready: dict[str, str] = field(default_factory=dict)
+    """Tenant -> why the cluster cannot be made ready for it. Those that were tried longest ago come first."""
     _is_held: bool = False
     _snapshot: Snapshot | None = None
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -234,6 +236,7 @@ class Dispatcher:
         held = await self._read_held()
         free = await self._judge_admissions(held)
         page = await self._queue.refresh(held.by_id())
+        await self._prepare_again()
         walk, decisions = await self._walk_queue(free, held)
         self._record_hold(held.hold)
         self.waiting = _without_placement(decisions)
@@ -325,7 +328,8 @@ class Dispatcher:
         after: str | None = None
         while True:
             scanned = await self._queue.scan(after=after, limit=self.settings.queue_scan)
-            decisions += [walk.decide(waiter) for waiter in walk.order(scanned)]
+            marked = [self._marked(waiter) for waiter in scanned]
+            decisions += [walk.decide(waiter) for waiter in walk.order(marked)]
             if len(scanned) < self.settings.queue_scan or walk.blocked:
                 return walk, decisions
             after = scanned[-1].id
@@ -335,10 +339,7 @@ class Dispatcher:
         """Admits the job unless it has changed since it was read. Returns whether it was admitted."""
         if (await self.jobs.dispatcher()).term != self.term:
             raise StaleFence("a newer dispatcher leads")
-        try:
-            await self.cluster.prepare(decision.job.tenant)
-        except WeftError as error:  # one tenant's namespace must not hold up the others
-            log.warning("tenant.not_prepared", tenant=decision.job.tenant, job=decision.job.id, why=str(error))
+        if not await self._prepare(decision.job.tenant):
             return False
         now = self.clock.now_ms()
 
@@ -358,6 +359,28 @@ class Dispatcher:
         with structlog.contextvars.bound_contextvars(traceparent=job.trace):
             await self.hints.send("admitted", job.id)
         return True
+
+    async def _prepare(self, tenant: str) -> bool:
+        """Makes the cluster ready for a tenant. One that it cannot be made ready for holds up no other."""
+        self._not_ready.pop(tenant, None)
+        try:
+            await self.cluster.prepare(tenant)
+        except WeftError as error:
+            log.warning("tenant.not_prepared", tenant=tenant, why=str(error))
+            self._not_ready[tenant] = str(error)
+            return False
+        return True
+
+    async def _prepare_again(self) -> None:
+        """Tries the tenants for which it failed, until it fails again: one failure in each round costs little."""
+        for tenant in list(self._not_ready):
+            if not await self._prepare(tenant):
+                return
+
+    def _marked(self, waiter: Waiter) -> Waiter:
+        """The waiting job with what keeps its tenant's jobs from starting: it must not keep free hardware either."""
+        why = self._not_ready.get(waiter.tenant)
+        return waiter if why is None else replace(waiter, not_ready=why)
 
     # --- whether a gang fits ---------------------------------------------------------
 

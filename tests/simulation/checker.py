@@ -20,7 +20,7 @@ from tests.simulation.learner_checker import ONE_RUN, LearnerChecker, LearnerRec
 _BLIND_S: Final = 10.0
 """A service decides on observations that are at most so old."""
 _LOST: Final = frozenset({"LearnerLost", "NodeLost"})
-_REFUSED: Final = frozenset({"NoSpace", "QuotaExceeded", "SecretInvalid"})
+_REFUSED: Final = frozenset({"NoSpace", "QuotaExceeded", "QuotaInUse", "SecretInvalid"})
 REFUSALS: Final = frozenset({*_REFUSED, "AdmissionWithdrawn", "ProvisionTimeout", "SecretsUnavailable"})
 """Reasons to end an attempt without a failed learner: the cluster or the dispatcher refused it."""
 

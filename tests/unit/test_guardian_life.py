@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.core.domain.errors import InvalidRequest, NoSpace, ResourceExhausted
+from services.core.domain.errors import InvalidRequest, NoSpace, QuotaExceeded, ResourceExhausted, Unavailable
 from services.core.domain.outages import Outage
 from services.core.domain.startup import Span, Step
 from services.core.domain.status import Desired, Status
@@ -236,6 +236,43 @@ async def test_job_waits_out_a_full_disk_however_long_it_lasts_and_then_complete
     assert (job.counters.outages, job.counters.rollbacks) == (0, 0)
 
 
+QUOTA = QuotaExceeded("the tenant's quota in the cluster is used up: requested: gpu=8, used: gpu=16, limited: gpu=16")
+
+
+async def test_job_waits_as_long_as_other_jobs_of_its_tenant_use_the_quota_of_the_cluster(plane: ControlPlane) -> None:
+    """It was FAILED after two and a half minutes."""
+    other = await plane.submit()
+    plane.helpers.fate(other, run_s=300)
+    job_id = await plane.submit()
+    for attempt in range(1, 9):
+        plane.cluster.refuse("learners", QUOTA, attempt=attempt, job=job_id)
+    waiting = await plane.until(lambda job: job.counters.outages == 6 and not job.holds, job_id, within_s=600)
+    assert (waiting.status, waiting.state.reason, waiting.state.message) == (Status.QUEUED, "QuotaInUse", QUOTA.message)
+    assert (await plane.job(other)).status is Status.PROCESSING
+    job = await plane.rested(job_id, within_s=600)
+    assert (job.status, job.attempt.number, job.counters.rollbacks) == (Status.COMPLETED, 9, 0)
+
+
+async def test_gangs_that_took_the_quota_from_each_other_are_not_tried_again_in_the_same_moment(
+    plane: ControlPlane,
+) -> None:
+    jobs = [await plane.submit() for _ in range(2)]
+    for job_id in jobs:
+        plane.cluster.refuse("learners", QUOTA, attempt=1, job=job_id)
+    waits = [await plane.until(lambda job: job.counters.outages == 1 and not job.holds, job_id) for job_id in jobs]
+    assert [waiting.state.reason for waiting in waits] == ["QuotaInUse"] * 2
+    first, second = (waiting.not_before - waiting.state.since for waiting in waits)
+    assert first != second
+    assert all(500 <= pause_ms <= 1_000 for pause_ms in (first, second))
+
+
+async def test_job_that_alone_is_more_than_the_quota_of_its_tenant_fails_after_some_tries(plane: ControlPlane) -> None:
+    for attempt in range(1, 10):
+        plane.cluster.refuse("learners", QUOTA, attempt=attempt)
+    job = await plane.rested(await plane.submit(retries={"backoff": "0s"}))
+    assert (job.status, job.state.reason, job.attempt.number) == (Status.FAILED, "QuotaExceeded", 5)
+
+
 @pytest.mark.parametrize("reason", list(Outage))
 async def test_job_whose_helper_reports_an_outage_is_tried_again_without_a_retry_budget(
     plane: ControlPlane, reason: Outage
@@ -281,6 +318,18 @@ async def test_an_attempt_is_rolled_back_when_the_cluster_is_away_for_too_long(p
     job = await plane.until(lambda job: job.attempt.number == 2, job_id)
     events = await history(plane.jobs, job)
     assert [event.reason for event in events if event.to is Status.QUEUED] == ["", "ProvisionTimeout"]
+    assert (await plane.rested(job_id)).status is Status.COMPLETED
+
+
+async def test_attempt_that_the_cluster_refuses_for_too_long_is_rolled_back_with_the_clusters_words(
+    plane: ControlPlane,
+) -> None:
+    """Nothing but the guardian's log said what was wrong, e.g. that a PriorityClass or a right was missing."""
+    plane.cluster.refuse("learners", Unavailable("no PriorityClass with name fast was found"), attempt=1)
+    job_id = await plane.submit(retries={"backoff": "0s"})
+    job = await plane.until(lambda job: job.attempt.number == 2, job_id, within_s=620)
+    undone = [event for event in await history(plane.jobs, job) if event.reason == "ProvisionTimeout"]
+    assert [event.message.partition(" s: ")[2] for event in undone] == ["no PriorityClass with name fast was found"]
     assert (await plane.rested(job_id)).status is Status.COMPLETED
 
 

@@ -142,7 +142,8 @@ def test_a_report_of_an_end_ends_the_observation_and_a_heartbeat_does_not(scene:
 
 
 def owner(namespace: str, job: str) -> dict[str, object]:
-    return {"metadata": {"namespace": namespace, "name": f"weft-{job}-1", "labels": {names.JOB: job}}}
+    labels = {names.JOB: job, names.TENANT: namespace.removeprefix("weft-")}
+    return {"metadata": {"namespace": namespace, "name": f"weft-{job}-1", "labels": labels}}
 
 
 @asynccontextmanager

@@ -489,8 +489,9 @@ def test_capacity_is_what_others_leave() -> None:
         "spec": {"nodeName": "n1", "containers": [container("1", "2")], "initContainers": [sidecar]},
     }
     own_labels = names.tenant_labels("acme", OPTIONS.installation) | {names.JOB: "j1"}
-    own = {**other, "metadata": {"labels": own_labels}}
-    another_installation = {**other, "metadata": {"labels": {**own_labels, names.INSTANCE: "second"}}}
+    own = {**other, "metadata": {"namespace": "weft-acme", "labels": own_labels}}
+    of_another = {"namespace": "weft-acme", "labels": {**own_labels, names.INSTANCE: "second"}}
+    another_installation = {**other, "metadata": of_another}
     over = {**other, "status": {"phase": "Succeeded"}}
     pending = {**other, "spec": {**other["spec"], "nodeName": None}}
     used = [nodes.usage(entry, OPTIONS) for entry in (other, own, another_installation, over, pending)]

@@ -109,6 +109,7 @@ def test_every_object_is_labelled_and_belongs_to_the_owner(tenant: str, learners
         assert (labels[names.JOB], labels[names.ATTEMPT], labels[names.MANAGED_BY]) == (attempt.job, "2", "weft")
         assert all(len(value) <= 63 for value in labels.values())
         assert metadata["namespace"] == names.namespace_of(tenant, "weft-")
+        assert names.is_of_tenant(document, "weft-")
         assert metadata["name"].startswith(owner["metadata"]["name"])
     owners = [document["metadata"]["ownerReferences"] for document in rest]
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"], "uid": UID}
@@ -433,11 +434,33 @@ def test_network_policy_closes_the_clouds_metadata_services() -> None:
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     blocks = [entry["ipBlock"] for entry in spec["egress"][-1]["to"]]
     assert {block["cidr"]: block["except"] for block in blocks} == {
-        "0.0.0.0/0": ["169.254.0.0/16"],
-        "::/0": ["fe80::/10", "fd00:ec2::254/128"],
+        "0.0.0.0/0": ["169.254.0.0/16", "100.100.100.200/32", "168.63.129.16/32"],
+        "::/0": ["fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128"],
     }
     (ingress,) = spec["ingress"]
     assert ingress["from"] == [{"podSelector": {"matchLabels": names.gang_selector(plan())}}]
+
+
+@pytest.mark.parametrize(
+    ("network", "left_out"),
+    [
+        ("128.0.0.0/1", ["169.254.0.0/16", "168.63.129.16/32"]),
+        ("168.0.0.0/6", ["169.254.0.0/16", "168.63.129.16/32"]),
+        ("100.64.0.0/10", ["100.100.100.200/32"]),
+        ("fd00::/8", ["fd00:ec2::254/128", "fd20:ce::254/128"]),
+        ("10.0.0.0/8", None),
+        ("169.254.20.10/32", None),  # the node's cache of names
+        ("fe80::/10", None),
+        ("no network", None),
+    ],
+)
+def test_metadata_services_are_left_out_of_every_larger_network_of_the_operator(
+    network: str, left_out: list[str] | None
+) -> None:
+    """Only "0.0.0.0/0" and "::/0" were without them."""
+    policy = objects.network_policy(plan(), replace(OPTIONS, egress=(network,)))
+    (block,) = policy["spec"]["egress"][-1]["to"]
+    assert (block["ipBlock"]["cidr"], block["ipBlock"].get("except")) == (network, left_out)
 
 
 @given(first=TENANTS, second=TENANTS)

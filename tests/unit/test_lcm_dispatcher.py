@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from services.core.domain.errors import Conflict
 from services.core.domain.ids import make_id
 from services.core.domain.job import admitted, released
 from services.core.domain.spec import parse_spec
@@ -21,6 +22,7 @@ from services.core.use_cases.jobs import copy_history, history
 from services.lcm.scheduling import policies
 from services.lcm.scheduling.fifo import FifoWalk
 from services.lcm.scheduling.policy import Waiter
+from tests.documents import a_job
 from tests.testbed.control_plane import WHOLE_LIFE, ControlPlane, Process
 from tests.testbed.tripwire import Tripwire
 
@@ -529,6 +531,30 @@ async def test_jobs_are_placed_on_the_nodes_whose_disks_have_room(plane: Control
     plane.cluster.nodes[:] = [replace(node, pressure="full"), replace(node, name="other")]
     job = await plane.rested(await plane.submit(learners=2))
     assert (job.status, set(job.attempt.placement.values())) == (Status.COMPLETED, {"other"})
+
+
+async def test_tenant_whose_namespace_cannot_be_made_keeps_no_hardware_from_other_tenants(
+    plane: ControlPlane,
+) -> None:
+    """Its job was given all that is free in each round, and could not be admitted: those behind it waited for ever."""
+    process = await plane.start_lcm()
+    await plane.start_pool()
+    await leading(plane, process)
+    refused = Conflict("the namespace weft-system is not this installation's; choose another prefix")
+    plane.cluster.unprepared = {"system": refused, "other": refused}
+    spec = {"name": "digits", "command": "true", **ALL}
+    first, second = [
+        await plane.jobs.insert(a_job(at=plane.clock.now_ms(), spec=spec, tenant=tenant))
+        for tenant in ("system", "other")
+    ]
+    behind = await plane.submit(**ALL)
+    assert (await plane.rested(behind)).status is Status.COMPLETED
+    waiting = {job_id: decision.pending_reason for job_id, decision in process.service.waiting.items()}
+    assert waiting == dict.fromkeys((first.id, second.id), PendingReason.TENANT_NOT_READY)
+    assert process.service.waiting[first.id].message.startswith(refused.message)
+
+    plane.cluster.unprepared.clear()
+    assert [(await plane.rested(job.id)).status for job in (first, second)] == [Status.COMPLETED] * 2
 
 
 async def test_job_that_can_never_fit_is_told_so_while_admission_is_held(plane: ControlPlane) -> None:

@@ -223,6 +223,36 @@ def test_a_gang_of_more_pods_than_all_nodes_may_have_says_so_and_blocks_no_other
     assert small.placement == {"worker-0": "a"}
 
 
+def for_gpus_only(*names: str) -> list[Free]:
+    """Nodes "gpu" and "cpu", of which those with these names take learners with GPUs only."""
+    return all_free(
+        [
+            Node(name=name, cpus=4, memory=16 * GB, gpus=gpus, only_gpus=name in names)
+            for name, gpus in (("gpu", 4), ("cpu", 0))
+        ]
+    )
+
+
+def test_a_learner_without_gpus_is_not_placed_on_a_node_for_gpus_only() -> None:
+    assert set((place(gang("a", learners=8), for_gpus_only()) or {}).values()) == {"cpu", "gpu"}
+    assert set((place(gang("a", learners=4), for_gpus_only("gpu")) or {}).values()) == {"cpu"}
+    assert place(gang("a", learners=5), for_gpus_only("gpu")) is None
+    one_gpu = {"resources": {"gpus": 1, "cpus": 1, "memory": "1GB"}}
+    assert set((place(gang("a", learners=4, **one_gpu), for_gpus_only("gpu")) or {}).values()) == {"gpu"}
+
+
+def test_what_is_free_on_nodes_for_gpus_only_is_not_counted_for_a_job_without_gpus() -> None:
+    small, large = gang("a", learners=4), gang("b", learners=5)
+    nodes_free = for_gpus_only("gpu")
+    assert describe_shortage(small, subtract(nodes_free, pieces(small, {"worker-0": "cpu"}))).startswith(
+        "its 4 learners need 4 CPUs (3 free)"
+    )
+    assert describe_excess(large, nodes_free) == (
+        "it requests 5 CPUs, and this cluster has 4 CPUs, without the nodes that are only for learners with GPUs"
+    )
+    assert "without the nodes" not in describe_excess(large, for_gpus_only())
+
+
 def test_ten_tenths_of_a_gpu_fit_on_one_gpu() -> None:
     wanted = gang("a", learners=10, resources={"gpus": 0.1, "cpus": 0.1, "memory": "1MiB"})
     assert place(wanted, [Free("n", 1, GB, 1)]) is not None

@@ -1,4 +1,4 @@
-"""Outages: faults of the platform, of a machine or of a store, for which no job is to blame. Pure.
+"""Outages: faults of the platform, of a machine or of a store, and used-up quotas, for which no job is to blame. Pure.
 
 A helper or a cluster names one of them as the reason why an attempt could not start. Such an attempt counts against no
 budget of the job, and never makes it FAILED: the job is queued again and tried with a growing pause until the outage
@@ -23,6 +23,8 @@ class Outage(StrEnum):
     """The folder of the object store is missing: it is not mounted."""
     SECRETS_UNAVAILABLE = "SecretsUnavailable"
     """The api, which alone can read tenants' secrets, or its store did not answer."""
+    QUOTA_IN_USE = "QuotaInUse"
+    """The quota of its tenant in the cluster is used up, and other jobs of the tenant hold hardware."""
     MACHINE_FAULT = "MachineFault"
     """The machine could not do what it normally can: an I/O error, no memory, no free descriptor."""
 

@@ -43,6 +43,8 @@ class PendingReason(StrEnum):
     """A disk of the platform or of its nodes is almost full: nothing is admitted."""
     PLATFORM_STOPPING = "PlatformStopping"
     """`weft down` halts the jobs: nothing is admitted until the next `weft up`."""
+    TENANT_NOT_READY = "TenantNotReady"
+    """The cluster cannot be made ready for learners of its tenant."""
     MISCONFIGURED = "Misconfigured"
     """Its stored spec cannot be read."""
 

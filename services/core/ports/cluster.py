@@ -43,6 +43,8 @@ class Node:
     """How many learners it can have at most, whatever they need; None: there is no such bound."""
     ready: bool = True
     """False: no learners can be placed on it now."""
+    only_gpus: bool = False
+    """True: only learners that need a GPU can be placed on it."""
     pressure: str = ""
     """Why no further learners should be placed on it now, e.g. an almost full disk, for people; empty: nothing."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class Cluster(Protocol):
     async def prepare(self, tenant: str) -> None:
         """Makes the cluster ready for learners of the tenant. The LCM calls it before each admission of a job.
 
-        A repetition costs nothing. Raises Conflict where something else has the tenant's place in the cluster.
+        A repetition costs little. Raises Conflict where something else has the tenant's place in the cluster.
         """
         ...
 

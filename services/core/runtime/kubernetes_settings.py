@@ -156,7 +156,8 @@ class KubernetesSettings(BaseSettings):
     egress: tuple[str, ...] = Field(
         default=("0.0.0.0/0", "::/0"),
         description="Networks that learners may reach beside their own gang, DNS and the metrics service. Clouds' "
-        "metadata services are always left out. Other tenants' pods refuse connections whatever is set here.",
+        "metadata services are left out of them, unless a network has nothing else. Other tenants' pods refuse "
+        "connections whatever is set here.",
     )
     quota: dict[str, str] = Field(
         default_factory=dict,

@@ -1,8 +1,8 @@
 """First in, first out, by whole gangs.
 
 The first job that does not fit blocks all jobs behind it, so no job starves. These jobs block no other: a job that can
-never fit on this cluster, that waits out a back-off, whose last attempt still holds hardware, or whose spec cannot be
-read.
+never fit on this cluster, that waits out a back-off, whose last attempt still holds hardware, whose spec cannot be
+read, or for whose tenant the cluster cannot be made ready.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class FifoWalk:
         """Why the job cannot be admitted now whatever is free; None if it can."""
         if job.holds:
             return PendingReason.RELEASING, "its last attempt is still giving back its hardware"
+        if job.not_ready:
+            return PendingReason.TENANT_NOT_READY, f"{job.not_ready}; it starts by itself once that is put right"
         if job.not_before > self._now and job.since <= self._now + _SKEW_MS:
             return PendingReason.BACK_OFF, f"it is tried again in {(job.not_before - self._now + 999) // 1000} s"
         return None

@@ -60,12 +60,15 @@ class Free:
     """Beside GPUs. A count may be negative."""
     slots: int | None = None
     """How many more learners it may have, whatever they need; None: there is no such bound. May be negative."""
+    only_gpus: bool = False
+    """It takes learners that need a GPU only."""
 
     def fits(self, size: Size, gpu_type: str | None) -> bool:
         """True if a learner of this size, which may need GPUs of one type, fits here."""
         typed = not size.gpus or gpu_type is None or gpu_type == self.gpu_type
         return (
             typed
+            and (size.gpus > 0 or not self.only_gpus)
             and self.cpus + _EPSILON >= size.cpus
             and self.memory >= size.memory
             and self.gpus + _EPSILON >= size.gpus
@@ -100,7 +103,7 @@ Placed = tuple[Gang, Mapping[str, str]]
 def all_free(nodes: Iterable[Node]) -> list[Free]:
     """The resources of the ready nodes, as if nothing ran on them."""
     return [
-        Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type, node.devices, node.slots)
+        Free(node.name, node.cpus, node.memory, node.gpus, node.gpu_type, node.devices, node.slots, node.only_gpus)
         for node in nodes
         if node.ready
     ]
@@ -190,6 +193,7 @@ def fits_as_placed(free: Sequence[Free], gang: Gang, placement: Mapping[str, str
 def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     """Says what the gang needs and what is free, for people."""
     sizes = [size for _, size, _ in gang.learners]
+    free, left_out = _open_to(sizes, free)
     needed, there = _totals(sizes), _totals(free)
     devices, present = _devices(sizes), dict(_devices(free))
     parts = [
@@ -205,12 +209,13 @@ def describe_shortage(gang: Gang, free: Sequence[Free]) -> str:
     text = ("its learner needs " if len(sizes) == 1 else f"its {len(sizes)} learners need ") + ", ".join(parts)
     enough = all(has + _EPSILON >= need for has, need in zip(there, needed, strict=True))
     enough = enough and all(present.get(name, 0) >= count for name, count in devices) and not short_of_slots
-    return text + (", not on nodes that could each take a whole learner" if enough else "")
+    return text + (", not on nodes that could each take a whole learner" if enough else "") + left_out
 
 
 def describe_excess(gang: Gang, capacity: Sequence[Free]) -> str:
     """Says what the gang needs and the whole cluster does not have, for people."""
     sizes = [size for _, size, _ in gang.learners]
+    capacity, left_out = _open_to(sizes, capacity)
     short = [
         f"{_counted(need, unit)}{of}, and this cluster has {_counted(has, unit)}"
         for (unit, of), need, has in zip(_UNITS, _totals(sizes), _totals(capacity), strict=True)
@@ -223,8 +228,16 @@ def describe_excess(gang: Gang, capacity: Sequence[Free]) -> str:
         if present.get(name, 0) < count
     ]
     if short:
-        return f"it requests {'; '.join(short)}"
-    return describe_shortage(gang, capacity).replace(" free)", " in all)")
+        return f"it requests {'; '.join(short)}{left_out}"
+    return describe_shortage(gang, capacity).replace(" free)", " in all)") + left_out
+
+
+def _open_to(sizes: Sequence[Size], nodes: Sequence[Free]) -> tuple[Sequence[Free], str]:
+    """The nodes that a gang of these sizes may use, and what to add for people where others are left out."""
+    if any(size.gpus > 0 for size in sizes):
+        return nodes, ""
+    usable = [node for node in nodes if not node.only_gpus]
+    return usable, ", without the nodes that are only for learners with GPUs" if len(usable) < len(nodes) else ""
 
 
 _UNITS: Final = (("GPU", ""), ("CPU", ""), ("GB", " of memory"))

@@ -32,6 +32,8 @@ class Waiter:
     tenant: str = ""
     rev: int = 0
     """Revision of its document."""
+    not_ready: str = ""
+    """Why the cluster can take no job of its tenant now, for people; empty: it can."""
 
     @classmethod
     def of(cls, job: Job, gang: Gang | None) -> Waiter:

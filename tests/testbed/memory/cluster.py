@@ -210,6 +210,8 @@ class MemoryCluster:
         """Observations that were not cached."""
         self.observations: dict[str, Observation] = {}
         """The last one of each job, until the cluster reports a change of it or a call changes something."""
+        self.unprepared: dict[str, WeftError] = {}
+        """Tenants that it cannot be made ready for."""
         self._refusals: list[tuple[str, int, str, WeftError]] = []
         self._gates: dict[str, asyncio.Event] = {}
         self._watchers: dict[asyncio.Queue[str], None] = {}  # ordered, so that simulations are deterministic
@@ -273,7 +275,9 @@ class MemoryCluster:
         return [replace(node) for node in self.nodes]
 
     async def prepare(self, tenant: str) -> None:
-        """Nothing: this cluster needs no preparation."""
+        """Nothing, but for tenants of ``unprepared``: this cluster needs no preparation."""
+        if tenant in self.unprepared:
+            raise self.unprepared[tenant]
 
     def steps(self) -> Sequence[str]:
         return STEPS

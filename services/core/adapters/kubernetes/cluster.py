@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import gangs, names, nodes, observed, tenants
-from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
+from services.core.adapters.kubernetes.api import Api, Document, collection, gather
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observation_cache import ObservationCache, Reading
 from services.core.adapters.kubernetes.observed import Context, StopMark
@@ -34,7 +34,7 @@ _EVENTS: Final = "/api/v1/events"
 _WARNINGS: Final = "type=Warning,involvedObject.kind=Pod"
 _SYNC_S: Final = 20.0
 _PREPARED_S: Final = 600.0
-"""A tenant's namespace is checked again after so long."""
+"""What is in a tenant's namespace is checked again after so long."""
 _CREATING: Final = ("ContainerCreating", "PodInitializing")
 
 
@@ -77,7 +77,8 @@ class KubernetesCluster:
 
     async def prepare(self, tenant: str) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._prepared.get(tenant, -_PREPARED_S) < _PREPARED_S:
+        is_recent = now - self._prepared.get(tenant, -_PREPARED_S) < _PREPARED_S
+        if is_recent and await tenants.is_there(self._api, tenant, self._options):
             return
         await tenants.prepare(self._api, tenant, self._options)
         self._prepared[tenant] = now
@@ -98,7 +99,11 @@ class KubernetesCluster:
     async def do(self, step: str, plan: AttemptPlan) -> None:
         self._places.learn(plan.job, names.namespace_of(plan.tenant, self._options.namespace_prefix))
         with self._cache.writing(plan.job):
-            await self._provision.do(step, plan)
+            try:
+                await self._provision.do(step, plan)
+            except NotFound:
+                self._method = None  # perhaps an upgrade of the cluster has removed the API of gang objects: look again
+                raise
 
     async def observe(self, job_id: str, *, cached: bool = False) -> Observation:
         if cached and (kept := self._cache.get(job_id, observed.relevant(await self._reports(job_id)))) is not None:
@@ -117,10 +122,7 @@ class KubernetesCluster:
         pods, _ = await self._api.list(collection("Pod", namespace), selector=selector)
         # After the pods: an owner says that a stop deletes a pod, and a report says how its learner ended, before the
         # pod is gone.
-        path = collection("ConfigMap", namespace)
-        (owners, _), reports = await gather(
-            [self._api.list(path, selector=selector, accept=METADATA_LIST), self._reports(job_id)]
-        )
+        owners, reports = await gather([self._places.owners(namespace, job_id), self._reports(job_id)])
         marks = {names.attempt_of(owner): StopMark.of(owner) for owner in owners}
         removed = {(names.attempt_of(owner), name) for owner in owners for name in observed.removals(owner)}
         lost = await lost_nodes(self._api, {str(pod["spec"]["nodeName"]) for pod in pods if _may_be_lost(pod)})
@@ -166,7 +168,7 @@ class KubernetesCluster:
         watched = self._watched
         if not cached or watched is None or not watched.current:
             return sorted(await self._places.jobs())
-        with_pods = {*watched.objects.values()}
+        with_pods = {*watched.objects.values()} - {""}
         return sorted(with_pods | await self._places.without_pods(with_pods, asyncio.get_running_loop().time()))
 
     async def watch(self) -> AsyncGenerator[str]:
@@ -175,6 +177,8 @@ class KubernetesCluster:
 
         def on_pod(pod: Document) -> None:
             job = self._places.learn_from(pod)
+            if not job:
+                return  # an empty id would stand for all jobs
             self._places.forget_old(pods.objects.values())
             self._cache.invalidate(job)
             changed.put_nowait(job)
@@ -182,7 +186,8 @@ class KubernetesCluster:
         def on_list() -> None:
             self._cache.invalidate_all()
             for place, job in pods.objects.items():
-                self._places.learn(job, place[0])
+                if job:
+                    self._places.learn(job, place[0])
             changed.put_nowait("")
 
         def on_event(event: Document) -> None:
@@ -190,9 +195,7 @@ class KubernetesCluster:
             if self._is_current() and (job := _job_of(str(event["involvedObject"].get("name")))):
                 changed.put_nowait(job)
 
-        pods = Reflector(
-            self._api, PODS, query=ours, keep=lambda pod: names.label(pod, names.JOB), on_change=on_pod, on_list=on_list
-        )
+        pods = Reflector(self._api, PODS, query=ours, keep=self._places.job_of, on_change=on_pod, on_list=on_list)
         warnings = Reflector(
             self._api, _EVENTS, query={"fieldSelector": _WARNINGS}, keep=lambda _: None, on_change=on_event
         )

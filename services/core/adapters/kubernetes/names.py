@@ -57,6 +57,8 @@ SIZE: Final = "weft.dev/size"
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _ENCODED: Final = re.compile(r".*-x[0-9a-f]{12}")
+_DIGEST: Final = 12
+"""Hexadecimal digits of a namespace's digest."""
 _MOST: Final = 63
 """Characters of a namespace, a label and a host name."""
 
@@ -66,7 +68,7 @@ def namespace_of(tenant: str, prefix: str) -> str:
     name = f"{prefix}{tenant}"
     if _NAME.fullmatch(name) and not _ENCODED.fullmatch(name):
         return name
-    digest = hashlib.sha256(tenant.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(tenant.encode()).hexdigest()[:_DIGEST]
     readable = re.sub(r"[^a-z0-9]+", "-", tenant.lower())[: _MOST - len(prefix) - 14].strip("-")
     return f"{prefix}{readable or 'tenant'}-x{digest}"
 
@@ -74,6 +76,18 @@ def namespace_of(tenant: str, prefix: str) -> str:
 def is_encoded(namespace: str) -> bool:
     """True if the namespace has a digest in place of its tenant's name."""
     return _ENCODED.fullmatch(namespace) is not None
+
+
+def is_of_tenant(document: Mapping[str, Any], prefix: str) -> bool:
+    """True if an object with a tenant's labels is in this tenant's namespace.
+
+    Whoever may make pods in another namespace can give them any labels, e.g. with the copy of a learner's pod.
+    """
+    space, tenant = str(document["metadata"].get("namespace", "")), label(document, TENANT)
+    if space == namespace_of(tenant, prefix):
+        return True
+    # The label may be a digest, too, of which the namespace has the beginning.
+    return space.startswith(prefix) and is_encoded(space) and space.endswith(f"-x{tenant[:_DIGEST]}")
 
 
 def checked(job: str) -> str:

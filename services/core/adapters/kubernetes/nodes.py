@@ -56,6 +56,7 @@ def usage(pod: Document, options: KubernetesOptions) -> Usage | None:
     node = pod["spec"].get("nodeName")
     phase = (pod.get("status") or {}).get("phase")
     own = (names.label(pod, names.MANAGED_BY), names.label(pod, names.INSTANCE)) == (names.WEFT, options.installation)
+    own = own and names.is_of_tenant(pod, options.namespace_prefix)
     if not node or (own and names.label(pod, names.JOB)) or phase in {"Succeeded", "Failed"}:
         return None
     cpus, memory, gpus = (_requested(pod["spec"], resource) for resource in ("cpu", "memory", options.gpu_resource))
@@ -119,14 +120,19 @@ def _node(node: Document, taken: Iterable[Usage], options: KubernetesOptions) ->
         devices=as_devices(devices),
         slots=max(0, int(parse_quantity(pods)) - len(taken)) if pods is not None else None,
         ready=conditions.get("Ready") == "True" and not _refuses(node, options),
+        only_gpus=any(taint["key"] == options.gpu_resource for taint in _hard_taints(node)),
         pressure=pressure,
         labels={**labels, ISOLATION_LABEL: "pod"},
     )
 
 
 def _refuses(node: Document, options: KubernetesOptions) -> bool:
-    """True if no learner may be placed on it: it is cordoned, or has a taint that learners do not tolerate."""
+    """True if no learner may be placed on it: it is cordoned, or has a taint that no learner tolerates."""
     if node["spec"].get("unschedulable"):
         return True
-    taints = node["spec"].get("taints") or ()
-    return any(taint["effect"] != "PreferNoSchedule" and taint["key"] != options.gpu_resource for taint in taints)
+    return any(taint["key"] != options.gpu_resource for taint in _hard_taints(node))
+
+
+def _hard_taints(node: Document) -> list[Document]:
+    """The taints that keep pods away. Learners with GPUs tolerate the one of the GPUs' resource."""
+    return [taint for taint in node["spec"].get("taints") or () if taint["effect"] != "PreferNoSchedule"]

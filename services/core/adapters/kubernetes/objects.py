@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from ipaddress import ip_network
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
@@ -88,10 +89,19 @@ def network_policy(plan: AttemptPlan, options: KubernetesOptions) -> Document:
 
 
 def _block(network: str, excluded: tuple[str, ...]) -> Document:
-    """A network of the policy, without the excluded networks of the same family."""
-    inside = [other for other in excluded if (":" in other) == (":" in network)]
-    everything = network in {"0.0.0.0/0", "::/0"}
-    return {"ipBlock": {"cidr": network} | ({"except": inside} if inside and everything else {})}
+    """A network of the policy, without the excluded networks that are parts of it."""
+    inside = [other for other in excluded if _is_part(other, network)]
+    return {"ipBlock": {"cidr": network} | ({"except": inside} if inside else {})}
+
+
+def _is_part(part: str, whole: str) -> bool:
+    """True if a network is a smaller one within another. False where one is malformed: the API server names it."""
+    try:
+        inner, outer = ip_network(part), ip_network(whole, strict=False)
+    except ValueError:
+        return False
+    # Of two families none is part of the other.
+    return inner != outer and inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
 
 
 def service(plan: AttemptPlan, options: KubernetesOptions) -> Document:

@@ -82,7 +82,14 @@ class KubernetesOptions:
     """Each tenant's pods run under one user id of this range."""
     egress: tuple[str, ...] = ("0.0.0.0/0", "::/0")
     """Networks that pods may reach, in CIDR notation, beside their own gang and DNS."""
-    egress_except: tuple[str, ...] = ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128")
-    """Networks within ``egress`` that pods may not reach: clouds' metadata services by default."""
+    egress_except: tuple[str, ...] = (
+        "169.254.0.0/16",
+        "100.100.100.200/32",  # Alibaba Cloud
+        "168.63.129.16/32",  # Azure: its agent's server, which has secrets of the node
+        "fe80::/10",
+        "fd00:ec2::254/128",  # AWS
+        "fd20:ce::254/128",  # Google Cloud
+    )
+    """Networks that pods may not reach as a part of larger ones in ``egress``: clouds' metadata services by default."""
     quota: Mapping[str, str] = field(default_factory=dict)
     """``hard`` limits of each tenant's ResourceQuota, e.g. {"requests.nvidia.com/gpu": "8"}."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable
 from typing import Final
 
+import structlog
+
 from services.core.adapters.kubernetes import names
-from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection, gather
+from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection
 from services.core.adapters.kubernetes.options import KubernetesOptions
+from services.core.domain.errors import Unavailable
 
 PODS: Final = "/api/v1/pods"
 NAMESPACES: Final = "/api/v1/namespaces"
@@ -15,6 +19,7 @@ _TURN_S: Final = 2.0
 _PAGE: Final = 500
 _KEPT: Final = 10_000
 """Jobs without pods whose places are kept: more than are being provisioned or removed at one time."""
+log = structlog.get_logger()
 
 
 class Places:
@@ -38,10 +43,15 @@ class Places:
 
     def learn_from(self, document: Document) -> str:
         """Learns the place of a job's object. Returns the job's id; empty if it is of no job."""
-        job = names.label(document, names.JOB)
+        job = self.job_of(document)
         if job:
             self.learn(job, document["metadata"]["namespace"])
         return job
+
+    def job_of(self, document: Document) -> str:
+        """The job of an object; empty if it is of none, whatever its labels say."""
+        is_ours = names.is_of_tenant(document, self._options.namespace_prefix)
+        return names.label(document, names.JOB) if is_ours else ""
 
     def forget(self, job: str) -> None:
         self.forget_owners(job)
@@ -72,13 +82,18 @@ class Places:
         """The namespace; None if the job has nothing. Lists pods and owners if it has not been learned."""
         if (namespace := self._namespaces.get(job)) is not None:
             return namespace
-        for document in await self._everywhere(names.of_job(job, self._options.installation)):
+        listed, errors = await self._everywhere(names.of_job(job, self._options.installation))
+        for document in listed:
             self.learn_from(document)
-        return self._namespaces.get(job)
+        if (namespace := self._namespaces.get(job)) is None and errors:
+            raise errors[0]  # it may be where nothing could be read
+        return namespace
 
     async def jobs(self) -> set[str]:
         """Ids of all jobs that have a pod or an owner."""
-        listed = await self._everywhere(names.of_jobs(self._options.installation))
+        listed, errors = await self._everywhere(names.of_jobs(self._options.installation))
+        if errors:
+            raise errors[0]
         return {job for document in listed if (job := self.learn_from(document))}
 
     async def without_pods(self, with_pods: Collection[str], now_s: float) -> set[str]:
@@ -94,25 +109,54 @@ class Places:
     async def _list_next(self, with_pods: Collection[str]) -> int:
         """Lists the owners in the next namespace; after the last one, the namespaces. Returns the number of objects."""
         if not self._unlisted:
-            namespaces, _ = await self._api.list(
-                NAMESPACES, selector=names.ours(self._options.installation), accept=METADATA_LIST
-            )
-            self._unlisted = [str(entry["metadata"]["name"]) for entry in namespaces]
+            self._unlisted = await self._living()
             self._without_pods = {name: self._without_pods.get(name, set()) for name in self._unlisted}
-            return len(namespaces)
+            return len(self._unlisted)
         namespace = self._unlisted.pop()
-        selector = names.of_jobs(self._options.installation)
-        owners, _ = await self._api.list(collection("ConfigMap", namespace), selector=selector, accept=METADATA_LIST)
-        self._without_pods[namespace] = {self.learn_from(owner) for owner in owners} - {*with_pods}
+        try:
+            owners = await self._listed_owners(namespace, names.of_jobs(self._options.installation))
+        except Unavailable as error:  # it is listed again in its turn; one namespace must not hold up the others
+            log.warning("namespace.not_listed", namespace=namespace, why=str(error))
+            return 0
+        self._without_pods[namespace] = {self.learn_from(owner) for owner in owners} - {"", *with_pods}
         return len(owners)
 
-    async def _everywhere(self, selector: str) -> Iterable[Document]:
-        """The metadata of all pods and owners of this installation that have these labels."""
-        namespaces, _ = await self._api.list(
-            NAMESPACES, selector=names.ours(self._options.installation), accept=METADATA_LIST
+    async def owners(self, namespace: str, job: str) -> list[Document]:
+        """The metadata of a job's owners. None are left where the namespace is being removed or is gone."""
+        try:
+            return await self._listed_owners(namespace, names.of_job(job, self._options.installation))
+        except Unavailable:
+            if await self.is_ending(namespace):
+                return []
+            raise
+
+    async def is_ending(self, namespace: str) -> bool:
+        """True if a namespace of this installation is being removed, or is gone.
+
+        The cluster removes all that is in it, and the platform's rights there first: they are objects in it, too.
+        """
+        return namespace not in await self._living()
+
+    async def _living(self) -> list[str]:
+        """The namespaces of this installation that are not being removed."""
+        selector = names.ours(self._options.installation)
+        namespaces, _ = await self._api.list(NAMESPACES, selector=selector, accept=METADATA_LIST)
+        present = [entry["metadata"] for entry in namespaces]
+        return [str(metadata["name"]) for metadata in present if not metadata.get("deletionTimestamp")]
+
+    async def _listed_owners(self, namespace: str, selector: str) -> list[Document]:
+        path = collection("ConfigMap", namespace)
+        return (await self._api.list(path, selector=selector, accept=METADATA_LIST))[0]
+
+    async def _everywhere(self, selector: str) -> tuple[list[Document], list[BaseException]]:
+        """The metadata of all pods and owners of this installation that have these labels, and what failed."""
+        listed = await asyncio.gather(
+            self._pods(selector),
+            *[self._listed_owners(namespace, selector) for namespace in await self._living()],
+            return_exceptions=True,
         )
-        owners = [collection("ConfigMap", entry["metadata"]["name"]) for entry in namespaces]
-        listed = await gather(
-            [self._api.list(path, selector=selector, accept=METADATA_LIST) for path in (PODS, *owners)]
-        )
-        return [item for items, _ in listed for item in items]
+        documents = [item for items in listed if not isinstance(items, BaseException) for item in items]
+        return documents, [error for error in listed if isinstance(error, BaseException)]
+
+    async def _pods(self, selector: str) -> list[Document]:
+        return (await self._api.list(PODS, selector=selector, accept=METADATA_LIST))[0]

@@ -65,7 +65,14 @@ class Removal:
         if namespace is None:
             return
         wanted = StopMark(attempt=attempt, generation=generation, cause=cause, grace_ms=grace_ms, time=self._now_ms())
-        mark = await self._mark_owner(namespace, job, wanted)
+        try:
+            mark = await self._mark_owner(namespace, job, wanted)
+        except Unavailable:
+            if not await self._places.is_ending(namespace):
+                raise
+            # The cluster ends all pods in it, and nothing can be created there.
+            await self._status.put(stop_key(job), json.dumps({**dump(wanted), "schema": 1}))
+            return
         present = [pod for pod in await self._pods(namespace, job) if names.attempt_of(pod) == attempt]
         not_begun = [pod for pod in present if not has_begun(pod)]
         await self._record_removal(namespace, job, attempt, not_begun)
@@ -79,7 +86,7 @@ class Removal:
         if namespace is None:
             return
         self._cancel_enforcing(job)
-        owners = [owner for owner in await self._owners(namespace, job) if names.attempt_of(owner) <= attempt]
+        owners = [owner for owner in await self._places.owners(namespace, job) if names.attempt_of(owner) <= attempt]
         attempts = {names.attempt_of(owner) for owner in owners}
         with_credentials = [owner for owner in owners if names.annotation(owner, names.PULLED_WITH)]
         attempts |= await self._remove_pods(namespace, job, attempt)
@@ -264,11 +271,6 @@ class Removal:
     async def _pods(self, namespace: str, job: str, *, accept: str = WHOLE_LIST) -> list[Document]:
         selector = names.of_job(job, self._options.installation)
         return (await self._api.list(collection("Pod", namespace), selector=selector, accept=accept))[0]
-
-    async def _owners(self, namespace: str, job: str) -> list[Document]:
-        selector = names.of_job(job, self._options.installation)
-        path = collection("ConfigMap", namespace)
-        return (await self._api.list(path, selector=selector, accept=METADATA_LIST))[0]
 
 
 async def lost_nodes(api: Api, used: Iterable[str]) -> frozenset[str]:

@@ -125,6 +125,15 @@ async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
         await _apply(api, document)
 
 
+async def is_there(api: Api, tenant: str, options: KubernetesOptions) -> bool:
+    """False if the tenant's namespace is being removed or is gone."""
+    try:
+        present = await api.get(f"{NAMESPACES}/{names.namespace_of(tenant, options.namespace_prefix)}")
+    except NotFound:
+        return False
+    return not present["metadata"].get("deletionTimestamp")
+
+
 def _is_ours(present: Document, options: KubernetesOptions) -> bool:
     marks = (names.label(present, names.MANAGED_BY), names.label(present, names.INSTANCE))
     return marks == (names.WEFT, options.installation)

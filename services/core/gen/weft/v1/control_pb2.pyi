@@ -114,7 +114,7 @@ class Waiting(_message.Message):
     position: _builtins.int
     """in the queue, from 1"""
     pending_reason: _builtins.str
-    """WaitingForCapacity, WaitingInQueue, TooLargeForCluster, BackOff, Releasing, WaitingForDisk, PlatformStopping or Misconfigured."""
+    """WaitingForCapacity, WaitingInQueue, TooLargeForCluster, BackOff, Releasing, WaitingForDisk, PlatformStopping, TenantNotReady or Misconfigured."""
     message: _builtins.str
     """the reason in words"""
     def __init__(

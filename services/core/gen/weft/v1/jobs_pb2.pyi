@@ -977,7 +977,7 @@ class Job(_message.Message):
     """The reason in words; may be empty."""
     pending_reason: _builtins.str
     """Why it waits: WaitingForCapacity, WaitingInQueue, TooLargeForCluster, BackOff, Releasing,
-    WaitingForDisk, PlatformStopping or Misconfigured; else empty.
+    WaitingForDisk, PlatformStopping, TenantNotReady or Misconfigured; else empty.
     """
     pending_message: _builtins.str
     """Why it waits, in words. Only while it waits and the dispatcher answers."""
