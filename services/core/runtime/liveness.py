@@ -1,7 +1,7 @@
 """Detects hung processes, by the context-switch counters of their threads. For supervisors, which restart them.
 
 A process that has died is noticed at once; one that is stopped, or waits for ever on a lock, is not. Every process of
-the platform has timers, so its main thread runs at least twice a second. A process counts as hung when its counters did
+the platform has timers, so its main thread runs at least once a second. A process counts as hung when its counters did
 not change over several samples and it was not waiting for a processor or a disk. So a busy machine does not make a
 process look hung (it is runnable), nor does suspension (samples are counted, not time), nor a debugger (it is being
 traced).
