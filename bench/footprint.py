@@ -8,6 +8,8 @@
 * live, memory: real Guardians (``services.guardian``) in this process over ports in memory, with simulated learners
   that run. Memory that Python has allocated (tracemalloc), minus what remains once the guardian service is gone:
   stores, learners and helpers are not counted.
+* idle: processor time of each process of a platform without jobs, and how often its threads wake up. The second hardly
+  depends on other load of the machine.
 * live, processor: processor time of the guardian process with a few real, quiet jobs, minus its time without jobs, over
   the same number of seconds; the same for the LCM and the metrics service.
 """
@@ -21,12 +23,13 @@ import os
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
 
 from bench.own_platform import SMALL, own_platform
-from bench.report import Row, show
+from bench.report import Row, show, wakeups
 from services.core.adapters.sqlite.jobs import SqliteJobStore
 from services.core.domain.spec import dump_spec, parse_spec
 from services.core.ports.cluster import Node
@@ -39,6 +42,8 @@ STEPS = 4
 SETTLE_S = 8.0
 QUIET_S = 30.0
 COUNTED = ("lcm", "guardian", "metrics")
+"""Services whose time is compared with that of live jobs."""
+ALL = (*COUNTED, "api", "node", "worker", "supervisor", "etcd")
 
 
 def resident_kib(platform: Platform, service: str) -> float:
@@ -112,27 +117,38 @@ def live_cpu(count: int, seconds: float) -> list[Row]:
     """Returns cores per live job of a whole platform."""
     with own_platform({"WEFT_NODE_CPUS": str(max(4, count))}) as (platform, client):
         time.sleep(SETTLE_S)
-        idle = _used(platform, seconds)
+        idle, woken = _used(platform, seconds)
         jobs = [
             client.jobs.submit({"name": "quiet", "command": "exec sleep 3600", "resources": SMALL})
             for _ in range(count)
         ]
         _until_running(client, {job.id for job in jobs})
         time.sleep(SETTLE_S)
-        busy = _used(platform, seconds)
-    rows = []
+        busy, _ = _used(platform, seconds)
+    rows = [Row("all services, idle", [sum(idle.values()) / seconds], "cores", "<= 0.01")]
+    rows += [Row(f"{service}, idle", [idle[service] / seconds], "cores") for service in ALL]
+    rows.append(Row("all services, idle: wake-ups", [sum(woken.values()) / seconds], "per s"))
+    rows += [Row(f"{service}, idle: wake-ups", [woken[service] / seconds], "per s") for service in ALL]
     for service in COUNTED:
         promised = "<= 0.001" if service == "guardian" else ""
-        rows.append(Row(f"{service}, idle", [idle[service] / seconds], "cores"))
         cores = (busy[service] - idle[service]) / seconds / count
         rows.append(Row(f"{service}, more per live job", [cores], "cores", promised))
     return rows
 
 
-def _used(platform: Platform, seconds: float) -> dict[str, float]:
-    before = {service: cpu_seconds(platform, service) for service in COUNTED}
+def _used(platform: Platform, seconds: float) -> tuple[dict[str, float], dict[str, int]]:
+    """Returns processor seconds and wake-ups of each service during the next ``seconds``."""
+    pids = {service: platform.process(service).pid for service in ALL}
+    cpu_s, woken = ({service: cpu_seconds(platform, service) for service in ALL}, _wakeups(pids))
     time.sleep(seconds)
-    return {service: cpu_seconds(platform, service) - before[service] for service in COUNTED}
+    return (
+        {service: cpu_seconds(platform, service) - cpu_s[service] for service in ALL},
+        {service: number - woken[service] for service, number in _wakeups(pids).items()},
+    )
+
+
+def _wakeups(pids: Mapping[str, int]) -> dict[str, int]:
+    return {service: wakeups(pid) for service, pid in pids.items()}
 
 
 def _until_running(client: Client, ids: set[str]) -> None:

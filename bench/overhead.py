@@ -16,7 +16,8 @@ Each pair compares
 * job: from before the submit to the end of the job, with results stored and hardware released.
 * processor: the use by all other processes of the platform (services, etcd, helpers, shims) during training, as a share
   of one core. Learners that wait for each other in every step lose about this time where they use all cores; the
-  figure hardly depends on other load on the machine.
+  figure hardly depends on other load on the machine. Beside it how often their threads wake up, which depends even less
+  on it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import Any
 
 from bench.bare import REPOSITORY, example_spec, run_bare
 from bench.own_platform import own_platform, with_python
-from bench.report import Row, median_interval, processes_naming, show
+from bench.report import Row, median_interval, processes_naming, show, wakeups
 from services.node.cgroups import Groups
 from tests.testbed.platform import Platform
 from weft import Client
@@ -70,6 +71,8 @@ class OnPlatform:
     """Seconds."""
     shares: Mapping[str, float]
     """Program -> cores used while the learners trained. Empty if the training was too short to measure."""
+    wakeups: Mapping[str, float]
+    """Program -> wake-ups a second, likewise."""
 
 
 class Accounting:
@@ -82,6 +85,7 @@ class Accounting:
         self._platform = platform
         self._over = threading.Event()
         self.shares: dict[str, float] = {}
+        self.wakeups: dict[str, float] = {}
 
     @contextmanager
     def during(self, job: Job) -> Generator[None]:
@@ -101,14 +105,15 @@ class Accounting:
         if self._over.wait(SETTLE_S):
             return
         programs = self._programs()
-        first, began = _used(programs), time.monotonic()
+        first, woken, began = _used(programs), _woken(programs), time.monotonic()
         while not self._over.wait(SAMPLE_S):
             try:
-                now = _used(programs)
+                now, woken_now = _used(programs), _woken(programs)
             except FileNotFoundError:  # a helper has ended: the training is over
                 return
             took = time.monotonic() - began
             self.shares = {name: (now[name] - first[name]) / took for name in now}
+            self.wakeups = {name: (woken_now[name] - woken[name]) / took for name in now}
 
     def _programs(self) -> dict[int, str]:
         """Returns pid -> program name, for all processes of the platform except learners."""
@@ -128,6 +133,14 @@ def _used(programs: Mapping[int, str]) -> dict[str, float]:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         used[name] += (int(fields[11]) + int(fields[12])) * _TICK_S
     return used
+
+
+def _woken(programs: Mapping[int, str]) -> dict[str, int]:
+    """Returns wake-ups so far, by program."""
+    woken: defaultdict[str, int] = defaultdict(int)
+    for pid, name in programs.items():
+        woken[name] += wakeups(pid)
+    return woken
 
 
 def job_spec(steps: int, python: Path | None) -> dict[str, Any]:
@@ -157,7 +170,9 @@ def on_platform(platform: Platform, client: Client, steps: int, python: Path | N
     if job.status != "COMPLETED":
         raise RuntimeError(f"the job is {job.status}: {job.reason} {job.message}")
     stamps = _stamps(job)
-    return OnPlatform(training=(max(stamps) - min(stamps)) / 1e9, job=took, shares=accounting.shares)
+    return OnPlatform(
+        training=(max(stamps) - min(stamps)) / 1e9, job=took, shares=accounting.shares, wakeups=accounting.wakeups
+    )
 
 
 def _stamps(job: Job) -> list[int]:
@@ -200,7 +215,7 @@ def bare(python: Path, steps: int) -> float:
 
 
 def shares(runs: list[OnPlatform]) -> list[Row]:
-    """Returns rows of the platform's processor use, in all and by program, in percent of one core."""
+    """Returns rows of the platform's processor use, in percent of one core, and of its wake-ups: in all, by program."""
     counted = [run.shares for run in runs if run.shares]
     names = sorted({name for run_shares in counted for name in run_shares})
     return [
@@ -209,6 +224,11 @@ def shares(runs: list[OnPlatform]) -> list[Row]:
         ),
         *(
             Row(f"processor: {name}", [run_shares.get(name, 0.0) * 100 for run_shares in counted], "% of a core")
+            for name in names
+        ),
+        Row("wake-ups: the platform, in all", [sum(run.wakeups.values()) for run in runs if run.wakeups], "per s"),
+        *(
+            Row(f"wake-ups: {name}", [run.wakeups.get(name, 0.0) for run in runs if run.wakeups], "per s")
             for name in names
         ),
     ]

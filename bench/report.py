@@ -94,3 +94,18 @@ def processes_naming(folder: Path) -> list[int]:
         if os.fsencode(folder) in text:
             pids.append(int(entry.name))
     return pids
+
+
+def wakeups(pid: int) -> int:
+    """How often the process's threads have gone to sleep, and so woken up: hardly depends on other load.
+
+    Of threads that live. Raises FileNotFoundError if the process has ended.
+    """
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            text = (thread / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        total += int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+    return total

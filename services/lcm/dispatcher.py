@@ -303,13 +303,18 @@ class Dispatcher:
 
     async def _hold(self, nodes: Sequence[Node]) -> Hold | None:
         """Why nothing may be admitted: the platform stops, or a store's disk is almost full, or that of every node."""
-        if self.stopping is not None and await asyncio.to_thread(self.stopping):
+        is_stopping, of_stores = await asyncio.to_thread(self._read_files)
+        if is_stopping:
             message = "the platform is being stopped; it starts after the next `weft up`"
             return Hold(PendingReason.PLATFORM_STOPPING, message)
-        of_stores = await asyncio.to_thread(self.free_space.shortage) if self.free_space is not None else ""
         of_nodes = [node.pressure for node in nodes if node.ready]
         shortage = of_stores or (of_nodes[0] if of_nodes and all(of_nodes) else "")
         return Hold(PendingReason.WAITING_FOR_DISK, f"{shortage}; it starts when there is room") if shortage else None
+
+    def _read_files(self) -> tuple[bool, str]:
+        """Whether the platform is being stopped, and which disk of the stores is almost full; empty: none. Blocks."""
+        is_stopping = self.stopping is not None and self.stopping()
+        return is_stopping, self.free_space.shortage() if self.free_space is not None else ""
 
     def _record_hold(self, hold: Hold | None) -> None:
         if (hold is not None) != self._is_held:

@@ -36,7 +36,8 @@ from services.core.runtime.settings import Settings
 
 _AT_ONCE: Final = 4
 """Threads that pass hints on; each waits for a service for at most two seconds."""
-_POLL_S: Final = 0.25
+_POLL_S: Final = 0.5
+"""A main thread that is silent for longer could count as hung."""
 _DRAIN_S: Final = 8
 """After SIGTERM, hints under way get so long; then they are abandoned, e.g. if the broker hangs."""
 log = structlog.get_logger()

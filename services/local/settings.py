@@ -54,7 +54,7 @@ class LocalSettings(Settings):
         default=2,
         ge=0,
         description="A service that hangs (stopped, or deadlocked) for this many seconds is killed and restarted;"
-        " 0: never.",
+        " 0: never. At least 1: an idle service wakes up twice a second.",
     )
     log_bytes: int = Field(
         default=64 * 2**20,

@@ -21,7 +21,7 @@ from services.core.runtime.retry import Backoff
 from services.node import cgroups
 
 _PROC: Final = Path("/proc")
-_ENDED: Final = frozenset({"Z", "X"})
+_ENDED: Final = frozenset({b"Z", b"X"})
 """States of processes that have ended, and whose parent has not waited for them."""
 _NO_USER: Final = 2**32 - 3
 """No account has it."""
@@ -50,7 +50,8 @@ class TableEntry:
 
 def _read(pid: int) -> TableEntry | None:
     try:
-        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        with open(f"{_PROC}/{pid}/stat", "rb") as opened:  # noqa: PTH123 - half the cost, for each process there is
+            fields = opened.read().rpartition(b")")[2].split()
     except OSError:
         return None
     if not fields or fields[0] in _ENDED:

@@ -1,9 +1,10 @@
 """Detects hung processes, by the context-switch counters of their threads. For supervisors, which restart them.
 
 A process that has died is noticed at once; one that is stopped, or waits for ever on a lock, is not. Every process of
-the platform has timers, so its main thread runs many times a second. A process counts as hung when its counters did not
-change over several samples and it was not waiting for a processor or a disk. So a busy machine does not make a process
-look hung (it is runnable), nor does suspension (samples are counted, not time), nor a debugger (it is being traced).
+the platform has timers, so its main thread runs at least once a second. A process counts as hung when its counters did
+not change over several samples and it was not waiting for a processor or a disk. So a busy machine does not make a
+process look hung (it is runnable), nor does suspension (samples are counted, not time), nor a debugger (it is being
+traced).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ async def wait_until_hung(process: ProcessIdentity, *, after_s: float, every_thr
     while unchanged < SAMPLES:
         await asyncio.sleep(after_s / SAMPLES)
         now = _sample(process, every_thread=every_thread)
-        unchanged = unchanged + 1 if now and now == before else 0
+        # Only then, because it costs more than the sample. Another process may have the pid of one that has ended.
+        unchanged = unchanged + 1 if now and now == before and alive(process) else 0
         before = now
 
 
@@ -49,4 +51,4 @@ def _sample(process: ProcessIdentity, *, every_thread: bool) -> str:
             counters += [thread.name, *_SWITCHES.findall(text)]
     except OSError:  # a thread, or the process, has just ended
         return ""
-    return " ".join(counters) if alive(process) else ""
+    return " ".join(counters)

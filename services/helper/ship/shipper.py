@@ -29,6 +29,8 @@ from services.helper.spool import Spool
 from services.helper.usage import UsageReader
 from services.helper.wakeup import Wakeup
 
+REPORTS: Final = "metrics.jsonl"
+"""The file of ``weft.report``."""
 BATCH_BYTES: Final = 2**20
 BATCH_LINES: Final = 1_000
 QUICK_S: Final = 0.02
@@ -37,6 +39,8 @@ IDLE_S: Final = 0.1
 """The same while no file changes. Also how often lines are sent from files that change all the time, if a client
 follows the job; if none does, the metrics service answers how long to gather. An Append costs the learner's machine
 about two milliseconds, and a learner that reports a hundred steps a second must not train slower for it."""
+QUIET_S: Final = 0.5
+"""The same while only reports come, whose lines have times of their own: until then the files of lines were quiet."""
 FLOOD_BYTES: Final = 16 * 2**10
 """So much is sent without waiting for more."""
 WATCHED_S: Final = 1.0
@@ -47,7 +51,7 @@ _FULL_AGAIN_S: Final = 1.0
 def source_files(folder: LearnerFolder, assignment: Assignment) -> list[SourceFile]:
     """Every source of the learner's run. Metrics come first: a flood of text must not delay them."""
     names: Mapping[str, Sequence[str]] = {
-        "metrics.jsonl": (JOB_FOLDER, "metrics.jsonl"),
+        REPORTS: (JOB_FOLDER, REPORTS),
         **{f"logs/{path}": (*job_folder(Folder.LOG), *path.split("/")) for path in assignment.plan.metrics_files},
     }
     run = assignment.learner.run
@@ -244,7 +248,8 @@ class Shipper:
         """Waits for more lines, so that fewer calls carry them; sizes are read meanwhile. A flood ends the wait."""
         deadline = time.monotonic() + seconds
         while not self._wake.is_set and (left := deadline - time.monotonic()) > 0:
-            await self._wake.wait(min(left, IDLE_S))
+            reports = all(source.name == REPORTS or not source.may_have_lines for source in self.sources)
+            await self._wake.wait(min(left, QUIET_S if reports else IDLE_S))
             self._refresh()
             if sum(source.unsent for source in self.sources) >= FLOOD_BYTES:
                 return

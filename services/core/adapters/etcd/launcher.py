@@ -178,5 +178,7 @@ def spawn(command: list[str], log_file: Path, *, folder: Path | None = None) -> 
 def _environment() -> dict[str, str]:
     """A minimal environment: etcd reads any ``ETCD_*`` variable of the user's shell as a setting."""
     kept = {name: value for name, value in os.environ.items() if name in {"PATH", "HOME", "TMPDIR"}}
+    # One processor is enough for one machine, and its threads do not wake one another up for each timer.
+    kept["GOMAXPROCS"] = "1"
     # etcd 3.4 does not run on ARM without this.
     return kept | ({"ETCD_UNSUPPORTED_ARCH": "arm64"} if platform.machine() in {"aarch64", "arm64"} else {})
