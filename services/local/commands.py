@@ -260,6 +260,9 @@ class Platform(Backups):
         except WeftError as error:
             report(f"the jobs could not be halted, and are ended at once: {error.message}")
             return ()
+        except KeyboardInterrupt:
+            report(f"the platform still runs; `{home.command('up')}` queues the jobs again that are halted")
+            raise
         if left:
             report(f"{_jobs(len(left))} did not end in time, and are ended at once: {', '.join(left[:5])}")
         return halted
