@@ -67,3 +67,15 @@ def test_the_key_of_standard_input_is_stored_without_its_line_break(
     assert "as ada" in capsys.readouterr().out
     config = read_config()
     assert config.profiles[config.current].key == KEY
+
+
+@pytest.mark.parametrize(("url", "code"), [("", 0), ("https://production", 2)])
+def test_the_key_of_the_environment_is_used_unless_it_is_for_another_address(
+    platform: Scripted, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str, code: int
+) -> None:
+    monkeypatch.setenv("WEFT_URL", url)
+    monkeypatch.setenv("WEFT_KEY", KEY)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run(["login", platform.url]) == code
+    assert len(platform.requests) == (code == 0)
+    capsys.readouterr()

@@ -57,17 +57,15 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
 
     The key is tried before it is stored. On a terminal it is asked for unless it is given; WEFT_KEY works, too.
     """
-    import os
-
     from weft._cli.output import emit
     from weft._client import Client
-    from weft._profile import Profile, config_file, normal_address, read_config, write_config
+    from weft._profile import Profile, config_file, environment_key, normal_address, read_config, write_config
 
     address = normal_address(url)
     if key_stdin:
         key = sys.stdin.readline()
     elif key is None:
-        key = os.environ.get("WEFT_KEY") or None
+        key = environment_key(address)
     if key is None:
         if not sys.stdin.isatty():
             raise click.UsageError("no key: give it with --key-stdin, --key or WEFT_KEY")
