@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from weft._errors import InvalidRequest, NotFound, Unauthenticated, WeftError
+
+_PAGE: Final = re.compile(r"(?<![:/])/ui(?:[/?#].*)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,11 @@ def _address(url: str) -> str:
 
 
 def normal_address(url: str) -> str:
-    """The address without a trailing slash; ``HOST:PORT`` alone means https, or http on this machine."""
+    """The address without a trailing slash; ``HOST:PORT`` alone means https, or http on this machine.
+
+    That of a page of the dashboard, as a browser shows it, is the address before ``/ui``.
+    """
+    url = _PAGE.sub("", url)
     if "://" not in url:
         host = url.split("/", 1)[0].rsplit(":", 1)[0]
         url = f"{'http' if is_loopback(host) else 'https'}://{url}"

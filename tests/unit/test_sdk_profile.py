@@ -103,6 +103,12 @@ def test_removing_the_current_profile_leaves_no_current_profile() -> None:
         ("localhost:80/", "http://localhost:80"),
         ("weft.example", "https://weft.example"),
         ("https://weft.example/", "https://weft.example"),
+        ("http://127.0.0.1:8080/ui/", "http://127.0.0.1:8080"),
+        ("https://weft.example/team/ui/jobs?q=status%3DFAILED#top", "https://weft.example/team"),
+        ("https://weft.example/ui", "https://weft.example"),
+        ("https://ui", "https://ui"),
+        ("ui/", "https://ui"),
+        ("https://weft.example/uis", "https://weft.example/uis"),
     ],
 )
 def test_an_address_may_be_typed_short(typed: str, address: str) -> None:
