@@ -6,19 +6,24 @@ current profile of the configuration file ($XDG_CONFIG_HOME/weft/config.json):
     {"current": "local", "profiles": {"local": {"url": "http://127.0.0.1:8080", "key": "weft_..."}}}
 
 The file holds keys: it is only ever written with mode 0600, whole, by rename, so that a crash leaves the old one.
-A key belongs to the address it came with: naming another address does not send it there.
+A key belongs to the address it came with: naming another address does not send it there. So WEFT_KEY beside a WEFT_URL
+is for that address alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
 from weft._errors import InvalidRequest, NotFound, Unauthenticated, WeftError
+
+_PAGE: Final = re.compile(r"(?<![:/])/ui(?:[/?#].*)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,8 @@ def resolve(
 ) -> Profile:
     """The address and key to use. Unauthenticated where there is none, NotFound for an unknown profile."""
     if not profile:  # a profile that the caller names is meant more than the environment
-        url, key = url or environ.get("WEFT_URL") or None, key or environ.get("WEFT_KEY") or None
+        url = url or environ.get("WEFT_URL") or None
+        key = key or environment_key(url, environ)
     if url and key:
         return Profile("", _address(url), key)
     config = read_config(config_file(environ))
@@ -144,6 +150,14 @@ def resolve(
     )
 
 
+def environment_key(url: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """WEFT_KEY; None without it, or if WEFT_URL is not ``url`` and so says that the key is for another address."""
+    own = environ.get("WEFT_URL")
+    if url and own and own.rstrip("/") != url.rstrip("/"):
+        return None
+    return environ.get("WEFT_KEY") or None
+
+
 def no_such_profile(name: str, config: Config) -> WeftError:
     there = ", ".join(sorted(config.profiles)) or "none"
     return NotFound(f"there is no profile '{name}' (there are: {there}); `weft login URL --name {name}` makes it")
@@ -156,7 +170,11 @@ def _address(url: str) -> str:
 
 
 def normal_address(url: str) -> str:
-    """The address without a trailing slash; ``HOST:PORT`` alone means https, or http on this machine."""
+    """The address without a trailing slash; ``HOST:PORT`` alone means https, or http on this machine.
+
+    That of a page of the dashboard, as a browser shows it, is the address before ``/ui``.
+    """
+    url = _PAGE.sub("", url)
     if "://" not in url:
         host = url.split("/", 1)[0].rsplit(":", 1)[0]
         url = f"{'http' if is_loopback(host) else 'https'}://{url}"

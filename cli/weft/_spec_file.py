@@ -104,7 +104,8 @@ def read_spec(path: Path) -> SpecFile:
     except SpecTextError as failed:
         place = f":{failed.line}:{failed.column}" if failed.line else ""
         raise InvalidSpec(f"{path}{place}: {failed.problem}") from None
-    return SpecFile(path, spec.document, spec.lines)
+    # A copy in which the parts that are aliases of one anchor are apart: --set changes one of them.
+    return SpecFile(path, as_json(spec.document, str(path)), spec.lines)
 
 
 def as_json(document: Mapping[Any, Any], where: str) -> dict[str, Any]:

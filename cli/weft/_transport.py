@@ -6,6 +6,7 @@ needs none of what it adds (TLS, proxies), so it goes over a plain socket. Uploa
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ class Transport:
         self._given = transport
         self._lock = threading.Lock()
         self._library: Httpx | None = None
+        self._inherited: Httpx | None = None
+        self._process = os.getpid()
+        """The process that has made the library's client."""
         self._loopback: Loopback | None = None
         if transport is None and is_plain_loopback(profile.url):
             self._loopback = Loopback(profile)
@@ -37,7 +41,7 @@ class Transport:
     def close(self) -> None:
         if self._loopback is not None:
             self._loopback.close()
-        if self._library is not None:
+        if self._library is not None and self._process == os.getpid():
             self._library.close()
 
     def request(
@@ -58,10 +62,14 @@ class Transport:
         return self._httpx().open(path, params=params, headers=headers, silence_s=silence_s)
 
     def _httpx(self) -> Httpx:
-        """The HTTP library's client; made when it is first needed."""
+        """The HTTP library's client; made when it is first needed, and anew in a process that was forked."""
         from weft._httpx import Httpx  # noqa: PLC0415 - see the module's docstring
 
         with self._lock:
+            if self._process != os.getpid():
+                # Not closed: its locks are as they were in the threads of the parent.
+                self._inherited, self._library = self._library, None
+                self._process = os.getpid()
             if self._library is None:
                 self._library = Httpx(self._profile, transport=self._given)
             return self._library

@@ -12,14 +12,14 @@ from services.api.rest.server import rest_server
 from services.api.settings import ApiSettings
 from services.api.wiring import open_services
 from services.core.bootstrap import wiring
-from services.core.bootstrap.service import Service, end_process, run
+from services.core.bootstrap.service import Service, end_process, load, run
 from services.core.runtime.held_sockets import hand_over, take_inherited
 from services.core.runtime.home import SOCKETS
 
 
 def main() -> int:
     """Serves until a signal stops it; returns the exit code."""
-    settings = ApiSettings()
+    settings = load("api", ApiSettings)
 
     held = take_inherited()
 

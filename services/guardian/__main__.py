@@ -7,7 +7,7 @@ import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.service import Service, end_process, run
+from services.core.bootstrap.service import Service, end_process, load, run
 from services.core.gen.weft.v1 import control_pb2_grpc
 from services.core.runtime.membership import Membership
 from services.core.runtime.quarantine import Quarantine
@@ -43,4 +43,4 @@ async def main(service: Service) -> None:
 
 
 if __name__ == "__main__":
-    end_process(run("guardian", GuardianSettings(), main))
+    end_process(run("guardian", load("guardian", GuardianSettings), main))

@@ -10,7 +10,7 @@ import prometheus_client
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
 from services.core.bootstrap import wiring as core
-from services.core.bootstrap.service import Service, end_process, run
+from services.core.bootstrap.service import Service, end_process, load, run
 from services.core.gen.weft.v1 import control_pb2_grpc
 from services.core.runtime.home import STOPPING
 from services.core.runtime.membership import Membership
@@ -80,4 +80,4 @@ async def main(service: Service) -> None:
 
 
 if __name__ == "__main__":
-    end_process(run("lcm", LcmSettings(), main))
+    end_process(run("lcm", load("lcm", LcmSettings), main))

@@ -28,7 +28,7 @@ from services.core.adapters.celery.nudge import Nudger
 from services.core.adapters.rpc.hints import Nudges
 from services.core.bootstrap import wiring
 from services.core.bootstrap.log import configure_logging
-from services.core.bootstrap.service import Service, end_process, operations_server, watch_failpoints
+from services.core.bootstrap.service import Service, end_process, load, operations_server, watch_failpoints
 from services.core.domain.errors import WeftError
 from services.core.failpoints.ports import at_failpoint
 from services.core.runtime.garbage_collection import end_of_imports
@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 def main() -> int:
     """Runs until SIGTERM. Returns the exit code."""
-    settings = Settings()
+    settings = load("worker", Settings)
     configure_logging("worker", settings.log_level)
     watch_failpoints("worker")
     end_of_imports()

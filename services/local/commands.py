@@ -35,24 +35,13 @@ from services.local.backup.restore_marker import refuse_half_restored
 from services.local.layout import PROGRAMS, SUPERVISOR, is_free, prepare, with_certificate
 from services.local.pods import image, settings_of_cluster
 from services.local.running import admission_held, count_jobs, holds_nothing, not_ready, status, supervisor_of
+from services.local.unknown_settings import COMMAND_LINE, is_setting, unknown_settings
 
 UP_TIMEOUT_S: Final = 180.0
 """Longest wait for a start. Services that fail end it at once: only a machine that is busy with other work needs it."""
 START_FAILURES_MOST: Final = 4
 """`weft up` gives up when a service has ended this often before it was ready for the first time."""
 _POLL_S: Final = 0.03
-_NOT_OF_THE_PLATFORM: Final = frozenset(
-    {
-        "WEFT_HOME",
-        "WEFT_URL",
-        "WEFT_KEY",
-        "WEFT_PROFILE",
-        "WEFT_DEBUG",
-        "WEFT_PYTHON",
-        "WEFT_BACKUP_PASSPHRASE",
-    }
-)
-"""Variables of the command line and of set-up."""
 Report = Callable[[str], None]
 
 
@@ -94,13 +83,13 @@ class Platform(Backups):
     ) -> dict[str, Any]:
         """Starts the platform, and waits until it is ready.
 
-        Returns ``{url, key, home, started, queued_again, ignored, probe}``.
+        Returns ``{url, key, home, started, queued_again, ignored, unknown, probe}``.
 
         ``cluster``: where learners run, if not on this machine: ``{kind: kubernetes, kubeconfig, context, advertise,
         registry}``. ``started`` is False if it ran already. ``queued_again``: the ids of jobs that ``down`` had halted.
-        ``ignored``: the settings that would need a restart of a platform that ran already. ``probe``: what a pod of the
-        cluster found, ``[{name, problem, fix}]``; empty without Kubernetes. Raises WeftError if it does
-        not become ready; what was started is stopped then.
+        ``ignored``: the settings that would need a restart of a platform that ran already. ``unknown``: see
+        ``unknown_settings``. ``probe``: what a pod of the cluster found, ``[{name, problem, fix}]``; empty without
+        Kubernetes. Raises WeftError if it does not become ready; what was started is stopped then.
         """
         place = _home(home)
         prepare(place)
@@ -151,7 +140,8 @@ class Platform(Backups):
         if again:
             report(f"{_jobs(len(again))} that `weft down` had halted: queued again")
         answer = _answer(home, home.addresses())
-        return {**answer, "started": started, "queued_again": list(again), "ignored": [], "probe": checks}
+        more = {"queued_again": list(again), "ignored": [], "unknown": unknown_settings(), "probe": checks}
+        return {**answer, "started": started, **more}
 
     def _wait_ready(
         self, home: Home, report: Report, *, process: ProcessIdentity | None = None, log_from: int = 0
@@ -270,6 +260,9 @@ class Platform(Backups):
         except WeftError as error:
             report(f"the jobs could not be halted, and are ended at once: {error.message}")
             return ()
+        except KeyboardInterrupt:
+            report(f"the platform still runs; `{home.command('up')}` queues the jobs again that are halted")
+            raise
         if left:
             report(f"{_jobs(len(left))} did not end in time, and are ended at once: {', '.join(left[:5])}")
         return halted
@@ -368,7 +361,7 @@ def changed_settings(home: Home, options: Mapping[str, object]) -> list[str]:
 
 
 def _is_platform_setting(name: str) -> bool:
-    return name.startswith("WEFT_") and name not in _NOT_OF_THE_PLATFORM
+    return is_setting(name) and name not in COMMAND_LINE
 
 
 def _jobs(count: int) -> str:

@@ -26,6 +26,7 @@ from services.core.runtime.processes import read_live_process
 from services.core.runtime.settings import Settings
 from services.local.layout import PROGRAMS
 from services.local.quarantine_report import quarantine_check
+from services.local.unknown_settings import unknown_settings
 
 WARNING: Final = "warning: "
 """Begins the detail of a check that found something unusual, and nothing that must be repaired."""
@@ -63,6 +64,7 @@ def _all(home: Home) -> Iterator[tuple[str, bool, str, str]]:
     secrets = home / "secrets"
     private = not secrets.exists() or stat.S_IMODE(secrets.stat().st_mode) & 0o077 == 0
     yield "secrets", private, "private" if private else "readable by others", f"chmod -R go= {secrets}"
+    yield _settings()
     yield _certificates(home)
     yield _jobs(home)
     yield _objects(home)
@@ -81,6 +83,13 @@ def host_name_check(name: str) -> tuple[str, bool, str, str]:
         fix = f"add the line '127.0.1.1 {name}' to /etc/hosts: learners of JAX and PyTorch look it up"
         return "host name", False, f"{name} has no address: {error.strerror}", fix
     return "host name", True, f"{name} ({', '.join(sorted(addresses))})", ""
+
+
+def _settings() -> tuple[str, bool, str, str]:
+    """Names variables that look like settings, and are none."""
+    unknown = unknown_settings()
+    detail = f"{WARNING}no settings, and without effect: {', '.join(unknown)}; see docs/settings.md"
+    return "settings", True, detail if unknown else "each variable WEFT_... is one", ""
 
 
 def _failpoints(home: Home) -> tuple[str, bool, str, str]:

@@ -407,11 +407,14 @@ def _recorded(home: Home) -> dict[str, str]:
 def main() -> int:
     """Runs the supervisor; returns the exit code of the process."""
     os.chdir("/")
-    settings = LocalSettings()
-    configure_logging("supervisor", settings.log_level)
     end_of_imports()
-    home = settings.installation
+    configure_logging("supervisor", "info")  # the settings, which have the level, may be wrong
+    where = "the settings"
     try:
+        settings = LocalSettings()
+        configure_logging("supervisor", settings.log_level)
+        home = settings.installation
+        where = str(home.root)
         prepare(home)
         lock = (home / "lock").open("w")
         try:
@@ -424,7 +427,7 @@ def main() -> int:
         log.error("supervisor.start_refused", why=str(error))  # noqa: TRY400 - no trace for people
         return 1
     except OSError as error:
-        log.error("supervisor.start_refused", why=f"{error.filename or home.root}: {error.strerror}")  # noqa: TRY400 - as above
+        log.error("supervisor.start_refused", why=f"{error.filename or where}: {error.strerror}")  # noqa: TRY400 - as above
         return 1
     return 0
 

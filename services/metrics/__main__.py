@@ -9,7 +9,7 @@ import prometheus_client
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.service import Service, end_process, run
+from services.core.bootstrap.service import Service, end_process, load, run
 from services.core.bootstrap.wiring import guard, identity, job_store, object_urls
 from services.core.gen.weft.v1 import metrics_pb2_grpc
 from services.core.runtime.membership import Membership
@@ -111,4 +111,4 @@ async def main(service: Service) -> None:
 
 
 if __name__ == "__main__":
-    end_process(run("metrics", MetricsSettings(), main))
+    end_process(run("metrics", load("metrics", MetricsSettings), main))

@@ -10,7 +10,7 @@ import structlog
 
 from services.core.adapters.rpc.operations import add_operations
 from services.core.adapters.rpc.server import serve
-from services.core.bootstrap.service import Service, end_process, run
+from services.core.bootstrap.service import Service, end_process, load, run
 from services.core.bootstrap.wiring import clock, guard, identity
 from services.core.gen.weft.v1 import node_pb2_grpc
 from services.core.runtime.quarantine import FOLDER, LEARNER, Quarantine
@@ -65,7 +65,7 @@ async def _check_files(agent: Agent, quarantine: Quarantine) -> None:
 
 def main() -> int:
     """Runs the agent. Returns the exit code."""
-    settings = NodeSettings()
+    settings = load("node", NodeSettings)
     return run("node", settings, lambda service: serve_node(service, settings))
 
 

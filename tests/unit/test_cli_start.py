@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 
 from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
 from tests.waiting import HANG_S
@@ -111,6 +112,26 @@ JOB = {
 
 
 PROGRAM = "from weft._cli import program; program()"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+@pytest.mark.parametrize("form", ["table", "json", "yaml"])
+def test_a_terminal_without_utf_8_gets_escapes_for_what_it_lacks(form: str, encoding: str, tmp_path: Path) -> None:
+    """As with LANG=en_US: an ellipsis, or one line of a log, ended the command as "a fault of weft itself"."""
+    (tmp_path / "weft").mkdir()
+    profiles = {"local": {"url": "http://127.0.0.1:1", "key": "k", "home": "/srv/é…Ω"}}
+    (tmp_path / "weft" / "config.json").write_text(json.dumps({"profiles": profiles}))
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "XDG_CONFIG_HOME": str(tmp_path), "COLUMNS": "200"}
+    words = [sys.executable, "-c", PROGRAM, "profile", "-o", form]
+    done = subprocess.run(words, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    out = done.stdout.decode(encoding)
+    if form == "json":
+        assert json.loads(out)["profiles"][0]["home"] == "/srv/é…Ω"
+    elif form == "yaml":
+        assert yaml.safe_load(out)["profiles"][0]["home"] == "/srv/é…Ω"
+    else:
+        assert {"latin-1": "é\\u2026\\u03a9", "utf-8": "é…Ω"}[encoding] in out
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

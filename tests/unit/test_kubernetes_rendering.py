@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from services.core.adapters.kubernetes import manifests, names, objects, pod_rules, pods, reasons, tenants
 from services.core.adapters.kubernetes.observed import Context, is_gated, observe
@@ -217,7 +216,7 @@ def test_gpus_are_no_devices_of_the_operators_list(monkeypatch: pytest.MonkeyPat
     assert kubernetes._options(KubernetesSettings(), "h").devices == ("rdma/hca",)
     for wrong, why in (("nvidia.com/gpu", "counts the GPUs"), ("hca", "String should match"), ("r/a'b", "match")):
         monkeypatch.setenv("WEFT_KUBERNETES_DEVICES", json.dumps([wrong]))
-        with pytest.raises(ValidationError, match=why):
+        with pytest.raises(InvalidRequest, match=why):
             KubernetesSettings()
 
 
@@ -399,7 +398,7 @@ def test_image_is_pulled_with_the_tenants_own_secret_beside_the_operators_and_no
 
 
 def test_name_that_no_secret_has_is_refused_in_the_settings() -> None:
-    with pytest.raises(ValidationError, match="pull_secrets"):
+    with pytest.raises(InvalidRequest, match="PULL_SECRETS"):
         KubernetesSettings(pull_secrets=("Team_Registry",))
 
 

@@ -54,6 +54,9 @@ def test_repr_of_a_profile_hides_the_key() -> None:
         ({"url": "http://given:1", "key": "k"}, {"WEFT_URL": "http://env:1"}, Profile("", "http://given:1", "k")),
         ({}, {"WEFT_KEY": "k2"}, Profile("local", LOCAL.url, "k2")),
         ({"url": LOCAL.url}, {}, LOCAL),
+        ({"url": "http://env:1"}, {"WEFT_URL": "http://env:1/", "WEFT_KEY": "k"}, Profile("", "http://env:1", "k")),
+        ({"url": "http://given:1"}, {"WEFT_KEY": "k"}, Profile("", "http://given:1", "k")),
+        ({"url": LOCAL.url}, {"WEFT_URL": "http://env:1", "WEFT_KEY": "k"}, LOCAL),
     ],
 )
 def test_option_wins_over_environment_over_profile(
@@ -100,6 +103,12 @@ def test_removing_the_current_profile_leaves_no_current_profile() -> None:
         ("localhost:80/", "http://localhost:80"),
         ("weft.example", "https://weft.example"),
         ("https://weft.example/", "https://weft.example"),
+        ("http://127.0.0.1:8080/ui/", "http://127.0.0.1:8080"),
+        ("https://weft.example/team/ui/jobs?q=status%3DFAILED#top", "https://weft.example/team"),
+        ("https://weft.example/ui", "https://weft.example"),
+        ("https://ui", "https://ui"),
+        ("ui/", "https://ui"),
+        ("https://weft.example/uis", "https://weft.example/uis"),
     ],
 )
 def test_an_address_may_be_typed_short(typed: str, address: str) -> None:
@@ -109,3 +118,9 @@ def test_an_address_may_be_typed_short(typed: str, address: str) -> None:
 def test_loopback_addresses_are_recognized() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]", "LOCALHOST")))
     assert not any(map(is_loopback, ("10.0.0.1", "weft.example", "localhost.example", "")))
+
+
+def test_the_key_beside_weft_url_is_not_sent_to_another_address(environ: dict[str, str]) -> None:
+    environment = {**environ, "WEFT_URL": "https://production", "WEFT_KEY": "weft_of_production"}
+    with pytest.raises(Unauthenticated, match="there is no key for http://staging"):
+        resolve("http://staging", environ=environment)

@@ -49,6 +49,15 @@ def test_a_field_below_an_alias_has_the_line_of_the_alias(tmp_path: Path) -> Non
     assert file.line_of("/labels/A") == 2
 
 
+def test_set_changes_the_named_field_and_not_what_an_alias_repeats_elsewhere(tmp_path: Path) -> None:
+    roles = "roles:\n  chief: &role {count: 1, env: &env {A: x}}\n  worker: *role\nenv: *env\n"
+    file = read_spec(written(tmp_path, roles))
+    file.change("roles.worker.count=4")
+    file.change("env.A=y")
+    chief = {"count": 1, "env": {"A": "x"}}
+    assert file.document == {"roles": {"chief": chief, "worker": {**chief, "count": 4}}, "env": {"A": "y"}}
+
+
 def test_fields_below_a_very_long_key_cost_no_memory_for_their_lines(tmp_path: Path) -> None:
     fields = "".join(f"    f{number}: 1\n" for number in range(10_000))
     file = read_spec(written(tmp_path, f"env:\n  {'k' * 1000}:\n{fields}name: x\n"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 
 
@@ -13,6 +14,8 @@ def program() -> None:
     gc.set_threshold(50_000, 20, 20)
     from weft._cli.main import run
 
+    if isinstance(sys.stdout, io.TextIOWrapper):  # it is None where it is closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # of a terminal without UTF-8; stderr has it by default
     code = run()
     gc.freeze()
     sys.exit(code)

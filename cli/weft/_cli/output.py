@@ -126,16 +126,25 @@ def emit(
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:
-    """Indented JSON, safe for terminals: characters that `plain` would replace are escaped as in JSON."""
-    text = json.dumps(document, indent=indent, ensure_ascii=False, default=str)
+    """Indented JSON, safe for terminals: characters that `plain` would replace are escaped as in JSON.
+
+    So are all that are not ASCII where stdout is not UTF-8.
+    """
+    text = json.dumps(document, indent=indent, ensure_ascii=not _takes_all(), default=str)
     return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _takes_all() -> bool:
+    """Whether stdout can encode all characters."""
+    encoding: str = getattr(sys.stdout, "encoding", None) or ""  # stdout is None where it is closed
+    return encoding.lower() in {"utf-8", "utf8"}
 
 
 def yaml_text(document: Any) -> str:
     """Block-style YAML that ends with a newline, safe for terminals: unsafe characters are escaped as in YAML."""
     import yaml
 
-    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=_takes_all(), default_flow_style=False)
     return text if text == plain(text) else yaml.safe_dump(document, sort_keys=False, default_flow_style=False)
 
 

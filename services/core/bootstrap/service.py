@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import prometheus_client
 import structlog
@@ -44,6 +44,7 @@ from services.core.runtime.address import Address
 from services.core.runtime.garbage_collection import end_of_imports
 from services.core.runtime.settings import Settings
 
+S = TypeVar("S", bound=Settings)
 _READY_TIMEOUT_S: Final = 2.0
 READY: Final = prometheus_client.Gauge(
     "weft_ready", "Whether the service serves, and each port that it needs answers: 1 or 0", ("check",)
@@ -167,6 +168,16 @@ def watch_failpoints(name: str) -> None:
         why = "failpoints can kill this process: never use them in production"
         structlog.get_logger().warning("failpoints.turned_on", folder=points.folder, why=why)
         points.watch_files()
+
+
+def load(name: str, kind: type[S]) -> S:
+    """The settings of the service. Ends the process with exit code 1 if one is wrong: the log says which."""
+    try:
+        return kind()
+    except (WeftError, OSError) as error:  # OSError: the file of WEFT_SETTINGS_FILE
+        configure_logging(name, "info")
+        structlog.get_logger().error("service.start_refused", why=[str(error)])
+        end_process(1)
 
 
 def run(name: str, settings: Settings, main: Callable[[Service], Awaitable[None]]) -> int:

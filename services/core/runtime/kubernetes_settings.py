@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from services.core.domain.units import parse_bytes
+from services.core.runtime.checked_settings import CheckedSettings
 
 Priority = Literal["low", "normal", "high"]
 _DEVICE: Final = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
@@ -28,7 +29,7 @@ HELPER_SETTINGS: Final = (
 """Settings of helpers (``services.helper.settings``) that those in pods get from the service that makes the pods."""
 
 
-class KubernetesSettings(BaseSettings):
+class KubernetesSettings(CheckedSettings):
     """Access to the cluster, and what the operator decides about learners there."""
 
     model_config = SettingsConfigDict(env_prefix="WEFT_KUBERNETES_", frozen=True, extra="ignore")

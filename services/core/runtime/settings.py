@@ -15,13 +15,14 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.core.runtime.address import TlsFiles
+from services.core.runtime.checked_settings import CheckedSettings
 from services.core.runtime.home import Home, default_home
 
 SETTINGS_FILE: Final = "WEFT_SETTINGS_FILE"
 """In the environment: the path of a file with settings."""
 
 
-class Settings(BaseSettings):
+class Settings(CheckedSettings):
     """Settings of every service."""
 
     model_config = SettingsConfigDict(env_prefix="WEFT_", frozen=True, extra="ignore")

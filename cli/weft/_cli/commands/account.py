@@ -55,25 +55,28 @@ TYPES: Final[Types] = {
 def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: str | None) -> None:
     """Sign in to a platform and make it current.
 
-    The key is tried before it is stored. On a terminal it is asked for unless it is given; WEFT_KEY works, too.
+    URL may be that of the dashboard. The key is tried before it is stored. On a terminal it is asked for unless it is
+    given; WEFT_KEY works, too.
     """
-    import os
-
     from weft._cli.output import emit
     from weft._client import Client
-    from weft._profile import Profile, config_file, normal_address, read_config, write_config
+    from weft._profile import Profile, config_file, environment_key, normal_address, read_config, write_config
 
     address = normal_address(url)
     if key_stdin:
         key = sys.stdin.readline()
-    key = key or os.environ.get("WEFT_KEY")
-    if not key:
+    elif key is None:
+        key = environment_key(address)
+    if key is None:
         if not sys.stdin.isatty():
             raise click.UsageError("no key: give it with --key-stdin, --key or WEFT_KEY")
         key = click.prompt("API key", hide_input=True)
+    key = str(key).strip()
+    if not key:  # the client would use the stored key in its place, and then the profile would lose that
+        raise click.UsageError("the key is empty; nothing was stored")
     config = read_config()
     name = name or call.profile or _name_for(config, address)
-    profile = Profile(name, address, str(key).strip())
+    profile = Profile(name, address, key)
     with Client(address, profile.key) as client:
         me = client.whoami()
     write_config(config.with_profile(profile, current=True))

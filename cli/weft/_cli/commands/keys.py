@@ -189,12 +189,14 @@ def _remove(call: Call, name: str, tenant: str | None, *, yes: bool) -> None:
     from weft._cli.output import emit
     from weft._errors import NotFound
 
-    tenant = tenant or call.client.whoami()["tenant"]
+    caller = call.client.whoami()
+    tenant = tenant or caller["tenant"]
     keys = [
         key
         for key in call.client.keys.list()
         if (key["user"], key["tenant"]) == (name, tenant) and not key.get("revoked")
     ]
+    keys.sort(key=lambda key: key["id"] == caller["key_id"])  # the last one: it is needed to revoke the others
     if not keys:
         raise NotFound(f"there is no user '{name}' with a key in tenant '{tenant}'; `weft user` lists the users")
     losses = [f"key {key['id']} ({key['name']}) stops working" for key in keys]

@@ -66,6 +66,9 @@ def logs_command(
     if which["rank"] is not None and which["rank"] >= learners:
         ranks = "rank 0 only" if learners == 1 else f"ranks 0 to {learners - 1}"
         raise InvalidRequest(f"there is no rank {which['rank']}: this job has {ranks}")
+    roles = (document.get("spec") or {}).get("roles") or ()  # without any: the spec cannot be read
+    if which["role"] is not None and roles and which["role"] not in roles:
+        raise InvalidRequest(f"there is no role '{which['role']}': this job has {', '.join(roles)}")
     writer = LineWriter(several=learners > 1, timestamps=timestamps)
     if not follow:
         printed = tail == 0

@@ -25,6 +25,7 @@ ANSWERS: Final[Answers] = {
         "started": ("flag", "False: it ran already."),
         "queued_again": ("list of text", "Ids of jobs that `weft down` had halted."),
         "ignored": ("list of text", "Settings, NAME=value, that a platform that ran already does not have."),
+        "unknown": ("list of text", "Variables WEFT_... that are no settings, with the setting that looks alike."),
         "probe": ("list of ProbeCheck", "What a pod of the cluster has tried; empty without Kubernetes."),
         "profile": ("text", "Name of the profile that was written; empty if it could not be."),
     },
@@ -133,6 +134,8 @@ def up_command(
     if answer["ignored"]:
         restart = f"`{command_in('down --keep-jobs', place)}`, then `{command_in('up', place)}` with them"
         warn(f"the platform runs already, without {', '.join(answer['ignored'])}; to apply: {restart}")
+    if answer["unknown"]:
+        warn(f"no settings, and without effect: {', '.join(answer['unknown'])}; docs/settings.md has all settings")
     config = read_config()
     name = profile_name(config, answer["home"], wanted=call.profile, named=is_named(place))
     current = config.current in {"", name} or config.current not in config.profiles
