@@ -131,7 +131,7 @@ class Platform(Backups):
         from services.local.job_drain import queue_again
 
         with settings_of_running_platform(home) as settings:
-            again = asyncio.run(queue_again(settings))
+            again = asyncio.run(queue_again(settings, report))
             checks: list[dict[str, Any]] = []
             if settings.cluster == "kubernetes":
                 from services.local.probe import probe

@@ -22,6 +22,8 @@ from services.core.use_cases.jobs import all_jobs, update
 _STORING_S: Final = 60.0
 """Time for storing results and checkpoints after the longest ``grace``."""
 _POLL_S: Final = 0.1
+_HALTING_POLL_S: Final = 0.5
+"""Each turn reads the documents of all jobs that hold hardware."""
 Report = Callable[[str], None]
 
 
@@ -50,13 +52,34 @@ async def halt_jobs(settings: Settings, report: Report) -> tuple[Sequence[str], 
         await store.close()
 
 
-async def queue_again(settings: Settings) -> Sequence[str]:
-    """Queues the jobs again that ``halt_jobs`` halted. Returns their ids. Raises WeftError as ``halt_jobs`` does."""
+async def queue_again(settings: Settings, report: Report) -> Sequence[str]:
+    """Queues the jobs again that ``halt_jobs`` halted. Returns their ids. Raises WeftError as ``halt_jobs`` does.
+
+    A stop may end before all of its jobs are halted: they took too long, or the machine died. The Guardians halt them
+    now, and this waits for it, as long as ``halt_jobs`` does.
+    """
     clock = wiring.clock()
     store = await wiring.job_store(settings)
+    again: list[str] = []
+    end_s: float | None = None
     try:
-        stopped = [job async for job in all_jobs(store, JobQuery(stopped=True))]
-        return [job.id for job in stopped if await _changed(store, job, Desired.RUN, clock.now_ms())]
+        while True:
+            # Read first: a job that is released after this is among the stopped ones.
+            holding = [job async for job in all_jobs(store, JobQuery(holding=True, deleted=True))]
+            halting = [job for job in holding if job.halted_by_platform]
+            stopped = [job async for job in all_jobs(store, JobQuery(stopped=True))]
+            again += [job.id for job in stopped if await _changed(store, job, Desired.RUN, clock.now_ms())]
+            if not halting:
+                return again
+            names = ", ".join(job.id for job in halting[:5])
+            if end_s is None:
+                end_s = clock.boottime() + max(map(_grace_s, halting)) + _STORING_S
+                report(f"waiting for jobs that the last stop was halting ({names})")
+            if clock.boottime() >= end_s:
+                up = settings.installation.command("up")
+                report(f"jobs are still being halted ({names}); `{up}` once more queues them again")
+                return again
+            await asyncio.sleep(_HALTING_POLL_S)
     finally:
         await store.close()
 
