@@ -164,7 +164,10 @@ def _hints(job: Job, pending: str) -> list[str]:
         rank = f" --rank {number}" if number.isdigit() else ""
     if is_outage(job.state.reason) and pending == PendingReason.BACK_OFF:
         pending = ""  # its advice is for the pauses that the job's owner sets
-    hints = [_ADVICE[code] for code in (pending, job.state.reason) if code in _ADVICE]
+    reason = job.state.reason
+    if reason == "PlatformStopped" and not job.halted_by_platform:
+        reason = ""  # a user has halted it since
+    hints = [_ADVICE[code] for code in (pending, reason) if code in _ADVICE]
     hints += _NEXT.get(job.status, ())
     values = {"id": job.id, "rank": rank, **_raised(job, spec)}
     return [hint.format_map(values) for hint in hints]

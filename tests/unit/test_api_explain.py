@@ -9,7 +9,7 @@ import pytest
 
 from services.api.clients import Waiting
 from services.api.explain import explain
-from services.core.domain.job import Attempt, Job, State, Verdict
+from services.core.domain.job import PLATFORM, Attempt, Job, State, Verdict
 from services.core.domain.status import Desired, Status
 
 ID = "j01m7z92xb6n2cp2729b7cb"
@@ -93,6 +93,13 @@ def test_explanation_of_a_killed_job_names_the_user_who_killed_it(actor: str, na
 
 def test_explanation_of_a_halted_job_names_the_resume_command() -> None:
     assert explained(job(Status.HALTED, released=NOW))[1] == [f"`weft resume {ID}` continues from its checkpoints"]
+
+
+def test_explanation_promises_to_queue_a_job_again_only_while_its_halt_is_the_platforms() -> None:
+    halted = job(Status.HALTED, reason="PlatformStopped", released=NOW, desired=Desired.HALT, desired_by=PLATFORM)
+    resume = f"`weft resume {ID}` continues from its checkpoints"
+    assert explained(halted)[1] == ["the next `weft up` queues it again by itself", resume]
+    assert explained(replace(halted, desired_by="user:ada"))[1] == [resume]
 
 
 def test_explanation_of_a_job_that_waits_out_an_outage_says_that_nothing_is_wrong_with_the_job() -> None:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from services.core.domain.errors import Conflict, IllegalTransition, NotFound
 from services.core.domain.job import (
     KEPT_APPLIED_KEYS,
+    PLATFORM,
     AppliedKey,
     Claim,
     Event,
@@ -126,6 +127,17 @@ def test_a_repeated_request_changes_nothing() -> None:
     assert set_desired(killed, D.KILL, actor="a", now=NOW + 9) is killed
     halted = replace(at_status(a_job(), S.HALTED), desired=D.RUN)
     assert set_desired(halted, D.HALT, actor="a", now=NOW) is halted
+
+
+def test_a_users_halt_of_a_job_that_the_stop_of_the_platform_halts_becomes_the_users() -> None:
+    halting = set_desired(running(), D.HALT, actor=PLATFORM, now=NOW)
+    halted = set_desired(a_job(), D.HALT, actor=PLATFORM, now=NOW)
+    for job in (halting, halted):
+        assert job.halted_by_platform
+        taken = set_desired(job, D.HALT, actor="user:ada", now=NOW + 9)
+        assert taken == replace(job, desired_by="user:ada", updated=NOW + 9)
+        assert not taken.halted_by_platform
+        assert set_desired(taken, D.HALT, actor=PLATFORM, now=NOW + 10) is taken
 
 
 def test_a_halt_after_a_kill_changes_nothing() -> None:

@@ -397,7 +397,8 @@ def set_desired(job: Job, desired: Desired, *, actor: str, now: int) -> Job:
     """Returns the job with another ``desired`` state, its ``actor`` (``user:<name>``) and the next generation.
 
     A job that holds no hardware gets the desired status at once. For another one its Guardian applies it. Kill wins
-    over halt: a halt after a kill, like a repeated request, returns the same job.
+    over halt: a halt after a kill, like a repeated request, returns the same job. A user's halt of a job that the stop
+    of the platform halts, or has halted, becomes the user's: the next start of the platform does not queue it again.
 
     Raises NotFound for a deleted job. Raises IllegalTransition for a job that has ended, and for a resume of a job
     that is not HALTED or still holds hardware.
@@ -413,6 +414,8 @@ def set_desired(job: Job, desired: Desired, *, actor: str, now: int) -> Job:
             raise IllegalTransition(f"only a HALTED job can be resumed; job {job.id} is {job.status}")
         if job.holds:
             raise IllegalTransition(f"job {job.id} is still giving back its hardware; resume it again in a moment")
+    elif desired is Desired.HALT and job.halted_by_platform and actor != PLATFORM:
+        return replace(job, desired_by=actor, updated=now)
     elif job.desired is desired or (job.desired is Desired.KILL and desired is Desired.HALT):
         return job
     elif desired is Desired.HALT and job.status is Status.HALTED:
