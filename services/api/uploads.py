@@ -86,7 +86,7 @@ class Uploads:
     async def _inspect(self, tenant: str, work: Callable[[], None]) -> None:
         lock = self._inspecting.setdefault(tenant, asyncio.Lock())
         async with lock:
-            await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            await _ended(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
     @contextlib.contextmanager
     def _counted(self, tenant: str) -> Generator[None]:
@@ -111,13 +111,15 @@ class Uploads:
 
     @contextlib.asynccontextmanager
     async def _file(self) -> AsyncGenerator[BinaryIO]:
-        file = await _in_thread(self._create)
+        made: list[BinaryIO] = []
         try:
-            yield file
+            await _in_thread(lambda: made.append(self._create()))
+            yield made[0]
         finally:
-            with contextlib.suppress(OSError):  # a full disk may fail the last flush; the bytes are no longer needed
-                file.close()
-            Path(file.name).unlink(missing_ok=True)
+            for file in made:
+                with contextlib.suppress(OSError):  # a full disk may fail the last flush; the bytes are not needed
+                    file.close()
+                Path(file.name).unlink(missing_ok=True)
 
     def _create(self) -> BinaryIO:
         descriptor, path = tempfile.mkstemp(dir=self._folder)
@@ -197,7 +199,20 @@ class Upload:
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Runs ``work`` in a thread. Raises NoSpace if the disk is full."""
     with _no_space_errors():
-        return await asyncio.to_thread(work)
+        return await _ended(asyncio.ensure_future(asyncio.to_thread(work)))
+
+
+async def _ended(running: asyncio.Future[_T]) -> _T:
+    """The result of work in a thread. A cancelled caller still waits for its end: until then the file must not be
+    closed, nor the tenant's turn be given to its next archive.
+    """
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # nobody else reads it
+        raise
 
 
 @contextlib.contextmanager
