@@ -39,6 +39,8 @@ QUERIES: Final = [
     JobQuery(tenant="acme", statuses=(Status.QUEUED,)),
     JobQuery(tenant="acme", statuses=(Status.QUEUED, Status.COMPLETED, Status.FAILED)),
     JobQuery(tenant="acme", tag="mnist"),
+    JobQuery(tenant="acme", user="ada", statuses=(Status.PENDING, Status.PROCESSING)),
+    JobQuery(tenant="acme", name="digits", statuses=(Status.COMPLETED,)),
 ]
 """Those that services use, and each filter of a tenant's list."""
 ADDED: Final = ("live", "change", "code", "to_erase", "stopped", "released")

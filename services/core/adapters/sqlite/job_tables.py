@@ -142,7 +142,9 @@ def scans(query: JobQuery) -> list[Scan]:
         return _scans(BY_ID, [("TRUE", ())], filters, values)
     index: str = "jobs_of_tenant"
     narrow: list[_Term] = [("TRUE", ())]
-    if query.name is not None:
+    if statuses and RESTING.isdisjoint(query.statuses):  # few, where a user or a name may have had many jobs
+        index, narrow = "jobs_by_tenant", statuses
+    elif query.name is not None:
         index, narrow = "jobs_by_name", [("name = ?", (query.name,))]
     elif query.user is not None:
         index, narrow = "jobs_by_user", [("user = ?", (query.user,))]
