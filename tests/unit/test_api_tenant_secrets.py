@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import apsw
 import pytest
 
+from services.api.access import Principal
 from services.api.tenant_secrets import TenantSecrets
+from services.core.adapters.encrypted import EncryptedSecretStore, MasterKeyFile
 from services.core.adapters.folder.secrets import FolderSecretStore
+from services.core.adapters.sqlite import SqliteRecordStore
 from services.core.adapters.system_clock import SystemClock
-from services.core.domain.errors import InvalidSpec
+from services.core.domain.errors import InvalidSpec, SecretInvalid
 from services.core.domain.spec import parse_spec
-from services.core.use_cases.tenant_secrets import StoredSecret, encoded, stored_name
+from services.core.use_cases.tenant_secrets import StoredSecret, encoded, read_needed_secret, stored_name
 
 
 class CountingStore(FolderSecretStore):
@@ -80,3 +84,23 @@ async def test_submit_refuses_a_secret_that_cannot_pull_the_image(tmp_path: Path
     login = StoredSecret(created=1, changed=1, changed_by="", values={"username": "ada", "password": "canary"})
     await store.put(stored_name("acme", "registry"), encoded(login))
     await of_tenant.check_spec("acme", spec)
+
+
+async def test_a_secret_whose_record_is_damaged_stops_no_other_and_can_be_set_again(tmp_path: Path) -> None:
+    file = tmp_path / "records.sqlite"
+    records = await SqliteRecordStore.open(file)
+    store = await EncryptedSecretStore.open(records, MasterKeyFile(tmp_path / "master-key", made_here=True))
+    of_tenant = TenantSecrets(store, clock=SystemClock(), most_of_tenant=9)
+    ada = Principal(key_id="k", user="ada", tenant="acme", scope="user")
+    for name in ("photos", "registry"):
+        await of_tenant.set(ada, "acme", name, {"password": "p"})
+    damaging = apsw.Connection(str(file))
+    damaging.execute("UPDATE records SET body = '{' WHERE id LIKE '%photos'")
+    damaging.close()
+    with pytest.raises(SecretInvalid, match="cannot be read"):
+        await read_needed_secret(store, "acme", "photos")
+    assert [secret.name for secret in await of_tenant.list("acme")] == ["registry"]
+    await of_tenant.set(ada, "acme", "photos", {"password": "new"})
+    assert (await read_needed_secret(store, "acme", "photos")).values == {"password": "new"}
+    assert [secret.name for secret in await of_tenant.list("acme")] == ["photos", "registry"]
+    await records.close()

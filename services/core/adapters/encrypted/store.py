@@ -21,7 +21,15 @@ from typing import Any, Final
 
 from services.core.adapters.encrypted import sealing
 from services.core.adapters.encrypted.master_keys import MasterKey, MasterKeyFile
-from services.core.domain.errors import Conflict, Duplicate, Internal, NotFound, StaleRevision, Unavailable
+from services.core.domain.errors import (
+    Conflict,
+    Duplicate,
+    Internal,
+    NotFound,
+    Quarantined,
+    StaleRevision,
+    Unavailable,
+)
 from services.core.ports.record_store import Record, RecordStore
 from services.core.ports.secret_store import escaped, escaped_prefix, unescaped
 
@@ -48,14 +56,14 @@ class EncryptedSecretStore:
         return store
 
     async def get(self, name: str) -> bytes | None:
-        record = await self._records.get(KIND, escaped(name))
+        record = await self._record(escaped(name))
         return None if record is None else await self._opened(record)
 
     async def put(self, name: str, value: bytes) -> None:
         record_id = escaped(name)
         for _ in range(_TRIES):
             try:
-                stored = await self._records.get(KIND, record_id)
+                stored = await self._record(record_id)
                 version = 0 if stored is None else _version(stored)
             except Internal:  # damaged: replace it
                 await self._records.delete(KIND, record_id)
@@ -74,7 +82,7 @@ class EncryptedSecretStore:
     async def get_or_create(self, name: str, value: bytes) -> bytes:
         record_id = escaped(name)
         for _ in range(_TRIES):
-            stored = await self._records.get(KIND, record_id)
+            stored = await self._record(record_id)
             if stored is not None:
                 return await self._opened(stored)
             try:
@@ -119,7 +127,7 @@ class EncryptedSecretStore:
 
     async def _rewrap(self, record_id: str) -> bool:
         for _ in range(_TRIES):
-            record = await self._records.get(KIND, record_id)
+            record = await self._record(record_id)
             if record is None:
                 return False
             data_key, keys = await self._data_key(record), await asyncio.to_thread(self._master.keys)
@@ -140,6 +148,13 @@ class EncryptedSecretStore:
             after = page[-1].id
 
     # --- one record ----------------------------------------------------------------
+
+    async def _record(self, record_id: str) -> Record | None:
+        """Raises Internal where the record store cannot read it: the secret is damaged, and may be written again."""
+        try:
+            return await self._records.get(KIND, record_id)
+        except Quarantined:
+            raise _damaged() from None
 
     async def _sealed(self, record_id: str, version: int, value: bytes) -> Record:
         data_key = sealing.new_key()
