@@ -7,6 +7,7 @@ error of pymongo leaves this package (``translated``).
 from __future__ import annotations
 
 import asyncio
+import re
 import warnings
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -69,6 +70,11 @@ _REFUSED: Final = frozenset({13, 18, 8000})
 _DISK_FULL: Final = 14031
 _TOO_LARGE: Final = 10334
 _MAX_BYTES: Final = 16 * 2**20
+_UNESCAPED: Final = re.compile(r"[^:]*://(?:[^@]*[/?#\[\]@]|[^:@]*:[^@]*:).*@", re.DOTALL)
+"""A URI whose user name or password seems to have characters that end it there."""
+_HOW_TO_ESCAPE: Final = (
+    "if its password has one of : / ? # [ ] @ %, write that as %3A %2F %3F %23 %5B %5D %40 %25; in the user name, too"
+)
 _LARGE: Final = "the document is larger than MongoDB's 16 MB"
 
 
@@ -147,6 +153,9 @@ def connect(uri: str) -> Database:
                 event_listeners=[_Discovery()],
             )
     except (ConfigurationError, UserWarning, ValueError) as error:
+        if _UNESCAPED.match(uri):
+            # Without the error: it may quote what the driver has taken for a database or an option.
+            raise InvalidRequest(f"WEFT_JOB_STORE cannot be used: {_HOW_TO_ESCAPE}") from None
         raise InvalidRequest(f"WEFT_JOB_STORE cannot be used: {error}") from error
     return client.get_default_database(_NAME).with_options(codec_options=_CODECS)
 
