@@ -303,7 +303,9 @@ class Dispatcher:
 
     async def _hold(self, nodes: Sequence[Node]) -> Hold | None:
         """Why nothing may be admitted: the platform stops, or a store's disk is almost full, or that of every node."""
-        is_stopping, of_stores = await asyncio.to_thread(self._read_files)
+        is_stopping, of_stores = False, ""
+        if self.stopping is not None or self.free_space is not None:
+            is_stopping, of_stores = await asyncio.to_thread(self._read_files)
         if is_stopping:
             message = "the platform is being stopped; it starts after the next `weft up`"
             return Hold(PendingReason.PLATFORM_STOPPING, message)

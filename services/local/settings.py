@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from services.core.runtime.settings import Settings
 
@@ -54,7 +54,7 @@ class LocalSettings(Settings):
         default=2,
         ge=0,
         description="A service that hangs (stopped, or deadlocked) for this many seconds is killed and restarted;"
-        " 0: never. At least 1: an idle service wakes up twice a second.",
+        " 0: never. Else at least 1: an idle service wakes up twice a second.",
     )
     log_bytes: int = Field(
         default=64 * 2**20,
@@ -65,3 +65,10 @@ class LocalSettings(Settings):
     drain_s: float = Field(
         default=10, gt=0, description="Time that a service has to stop before it is killed, in seconds."
     )
+
+    @field_validator("silence_s")
+    @classmethod
+    def _longer_than_idle(cls, value: float) -> float:
+        if 0 < value < 1:
+            raise ValueError("must be 0, or at least 1: an idle service wakes up twice a second")
+        return value

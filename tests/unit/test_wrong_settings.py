@@ -41,6 +41,12 @@ def test_a_value_that_may_be_a_password_is_not_shown() -> None:
     assert "hidden" not in refused.value.message
 
 
+def test_a_silence_in_which_an_idle_service_would_count_as_hung_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SILENCE_S", "0.5")
+    with pytest.raises(InvalidRequest, match=r"WEFT_SILENCE_S=0\.5: .*at least 1"):
+        LocalSettings()
+
+
 @pytest.mark.parametrize("command", [["doctor"], ["master-key"]], ids=lambda words: words[0])
 def test_a_command_says_which_setting_is_wrong(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
