@@ -358,7 +358,7 @@ class Agent:
             uids=users if all_of_job and self._uids else frozenset(),
             groups=frozenset(cgroups.groups_of(learner.document for learner in learners)),
         )
-        gone = await kill_all(everything.members, timeout_s=_GONE_S, users=everything.uids)
+        gone = await kill_all(everything.members, timeout_s=_GONE_S, users=everything.uids, groups=everything.groups)
         await end_tasks(tasks)
         if not gone:
             for learner in learners:

@@ -295,6 +295,19 @@ def members(groups: Iterable[str]) -> set[int]:
     return pids
 
 
+def thaw(groups: Iterable[str]) -> None:
+    """Lets frozen processes run: in groups of version 1 they do not end by SIGKILL.
+
+    A shim that is killed while it ends its learner leaves them frozen; an agent that is killed while it counts files,
+    too.
+    """
+    for group in groups:
+        state = Path(group, "freezer.state")
+        with suppress(OSError):  # it is gone
+            if state.exists():
+                state.write_text("THAWED")
+
+
 def remove(groups: Iterable[str]) -> None:
     """Kills all processes in the groups and removes them. A group that stays busy is left to the next ``sweep``."""
     for group in groups:
@@ -303,6 +316,7 @@ def remove(groups: Iterable[str]) -> None:
             for pid in members([group]):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            thaw([group])
             try:
                 Path(group).rmdir()
             except FileNotFoundError:

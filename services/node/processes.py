@@ -214,10 +214,15 @@ def _real_uid(place: Path) -> int:
 
 
 async def kill_all(
-    members: Callable[[], Iterable[int]], *, timeout_s: float, users: Collection[int] = frozenset()
+    members: Callable[[], Iterable[int]],
+    *,
+    timeout_s: float,
+    users: Collection[int] = frozenset(),
+    groups: Collection[str] = frozenset(),
 ) -> bool:
     """Sends SIGKILL to all members until none is left. False if one is after ``timeout_s``: it hangs in the kernel.
 
+    ``groups``: folders of the members' control groups, which are thawed.
     ``users``: user ids that only members have, if this process is root. A program that forks faster than the process
     table can be read is seen and killed late or never, so all processes of a user are killed at once.
     """
@@ -229,6 +234,7 @@ async def kill_all(
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(_kill_users, users)
+        await asyncio.to_thread(cgroups.thaw, groups)
         if time.monotonic() > deadline:
             return False
         await backoff.wait()

@@ -14,7 +14,6 @@ from services.core.domain.codec import MALFORMED
 from services.core.runtime.home import AGENT
 from services.core.runtime.learner_folder import JOB_FOLDER
 from services.node.cgroups import Groups, groups_of
-from services.node.freezing import thaw
 from services.node.learner import Learner, job_folders, owner, read_learner
 from services.node.processes import ProcessMatcher, kill_all
 
@@ -50,9 +49,7 @@ def end_all(root: Path) -> set[int]:
         groups=frozenset(groups_of(learner.document for learner in learners)),
         identities=tuple(process for process in processes if process is not None),
     )
-    for learner in learners:  # an agent that was killed may have left it frozen, and a frozen process cannot end
-        thaw(learner)
-    asyncio.run(kill_all(everything.members, timeout_s=_GONE_S))
+    asyncio.run(kill_all(everything.members, timeout_s=_GONE_S, groups=everything.groups))
     left = everything.members()
     Groups.remove_all(root / AGENT)
     return left

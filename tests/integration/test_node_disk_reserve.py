@@ -139,3 +139,18 @@ async def test_learner_that_a_killed_agent_has_left_frozen_is_ended_by_weft_down
     await until(lambda: not Path(f"/proc/{pid}").exists())
     node.start()
     await teardown(cluster, gang)
+
+
+async def test_learner_whose_shim_was_killed_while_it_had_frozen_it_gives_its_hardware_back(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    """A shim freezes its learner to kill all of its processes at once."""
+    gang = plan(["while :; do echo x; sleep 0.02; done"])
+    await start(cluster, gang)
+    await until(lambda: node.output(gang))
+    frozen = read_learner(node.folder(gang))
+    assert frozen is not None
+    assert frozen.shim is not None
+    assert freeze(frozen)
+    os.kill(frozen.shim.pid, signal.SIGKILL)
+    await teardown(cluster, gang)

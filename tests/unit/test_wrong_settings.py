@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +36,9 @@ def test_a_list_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_value_that_may_be_a_password_is_not_shown() -> None:
+    no_text: Any = b"\xff hidden"
     with pytest.raises(InvalidRequest) as refused:
-        Settings(s3_secret_key=b"\xff hidden")
+        Settings(s3_secret_key=no_text)
     assert "WEFT_S3_SECRET_KEY: " in refused.value.message
     assert "hidden" not in refused.value.message
 

@@ -150,9 +150,10 @@ class Places:
 
     async def _everywhere(self, selector: str) -> tuple[list[Document], list[BaseException]]:
         """The metadata of all pods and owners of this installation that have these labels, and what failed."""
+        living = await self._living()
         listed = await asyncio.gather(
             self._pods(selector),
-            *[self._listed_owners(namespace, selector) for namespace in await self._living()],
+            *[self._listed_owners(namespace, selector) for namespace in living],
             return_exceptions=True,
         )
         documents = [item for items in listed if not isinstance(items, BaseException) for item in items]
