@@ -340,7 +340,7 @@ class Agent:
         if not learners:
             return
         for learner in learners:
-            # Without a mark it is killed below, and what fills the disk is removed then. The folder may be gone.
+            # Without a mark it is killed below, and what fills the disk is removed then. The folder may be gone already.
             with suppress(NoSpace, FileNotFoundError):
                 await asyncio.to_thread(learner.mark_stop, generation=0, cause="kill", grace_ms=0, now_ms=_now_ms())
             self._supervisor.hint(learner)
