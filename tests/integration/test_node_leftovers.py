@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import shlex
 from collections.abc import Generator
@@ -21,6 +22,9 @@ from tests.testbed.node import NodeProcess, node_process, plan
 from tests.waiting import HANG_S, until
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+_UIDS_FIRST = 300_000
+"""Above those of pods. Each agent has one of its own: nobody else has its files, not even an earlier test."""
+_agents = itertools.count()
 DETACH = 2
 
 
@@ -28,8 +32,8 @@ DETACH = 2
 def node() -> Generator[NodeProcess]:
     own_uid = {
         "WEFT_NODE_UID_COUNT": "1",
-        "WEFT_NODE_UID_FIRST": str(200_000 + os.getpid()),
-    }  # nobody else has its files
+        "WEFT_NODE_UID_FIRST": str(_UIDS_FIRST + 10 * os.getpid() + next(_agents)),
+    }
     with node_process(own_uid) as running:
         yield running
 
