@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from services.core.domain.codec import MALFORMED
 from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, LearnerFolder
+from services.core.runtime.processes import stat_fields
 
 PROC: Final = Path("/proc")
 USAGE_FILE: Final = f"{RUNS_FOLDER}/{RUN}/usage.json"
@@ -130,8 +131,7 @@ class _Process:
 def _process(proc: Path, pid: int) -> _Process | None:
     """None: it has ended."""
     try:
-        with open(f"{proc}/{pid}/stat", "rb") as opened:  # noqa: PTH123 - half the cost, for each process there is
-            fields = opened.read().rpartition(b")")[2].split()
+        fields = stat_fields(pid, proc)
         return _Process(pid, int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)
     except (OSError, ValueError, IndexError):
         return None

@@ -16,13 +16,11 @@ from typing import Final, Self
 
 import structlog
 
-from services.core.runtime.processes import ProcessIdentity, alive
+from services.core.runtime.processes import ENDED, ProcessIdentity, alive, stat_fields
 from services.core.runtime.retry import Backoff
 from services.node import cgroups
 
 _PROC: Final = Path("/proc")
-_ENDED: Final = frozenset({b"Z", b"X"})
-"""States of processes that have ended, and whose parent has not waited for them."""
 _NO_USER: Final = 2**32 - 3
 """No account has it."""
 _KILLER_S: Final = 10.0
@@ -50,11 +48,10 @@ class TableEntry:
 
 def _read(pid: int) -> TableEntry | None:
     try:
-        with open(f"{_PROC}/{pid}/stat", "rb") as opened:  # noqa: PTH123 - half the cost, for each process there is
-            fields = opened.read().rpartition(b")")[2].split()
+        fields = stat_fields(pid)
     except OSError:
         return None
-    if not fields or fields[0] in _ENDED:
+    if not fields or fields[0] in ENDED:
         return None
     return TableEntry(pid, parent=int(fields[1]), session=int(fields[3]))
 
@@ -234,7 +231,7 @@ async def kill_all(
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(_kill_users, users)
-        await asyncio.to_thread(cgroups.thaw, groups)
+        await asyncio.to_thread(cgroups.set_frozen, groups, frozen=False)
         if time.monotonic() > deadline:
             return False
         await backoff.wait()

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from services.core.runtime.processes import ENDED, stat_fields
 from services.core.runtime.tree_removal import remove_below
 
 SHARED_FOLDERS: Final = ("/tmp", "/var/tmp", "/dev/shm", "/run/lock", "/dev/mqueue")  # noqa: S108 - looked through
@@ -64,10 +65,12 @@ def traced(uids: range, places: Places | None = None) -> set[int]:
 
 
 def _processes(where: Places) -> Iterator[tuple[str, int]]:
-    """(name in /proc, user)."""
+    """(name in /proc, user) of processes that live. One that has ended stays in the table as long as its parent wants,
+    e.g. for ever below a container's first process that waits for none, and has no rights any more.
+    """
     for entry in where.proc.iterdir():
         with suppress(OSError):  # it has ended meanwhile
-            if entry.name.isdecimal():
+            if entry.name.isdecimal() and stat_fields(entry.name, where.proc)[0] not in ENDED:
                 yield entry.name, entry.stat().st_uid
 
 

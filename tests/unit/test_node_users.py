@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
 from services.core.domain.errors import ResourceExhausted
+from services.core.runtime.processes import identify
 from services.node.allocation import Pool, Taken
 from services.node.traces import Places, files_of, sweep, trace_of, traced
 from services.node.users import Users
+from tests.waiting import eventually
 
 TWO = Pool(70_000, 2)
 
@@ -81,6 +84,19 @@ def test_processes_files_and_shared_memory_of_a_user_are_traces(tmp_path: Path) 
     assert trace_of(own, without_processes) == str(shared / "deep")
     (empty / "sysvipc/shm").write_text("key shmid perms uid gid cuid cgid\n 0 1 600 5 5 64123 5\n")
     assert trace_of(nobody, without_processes) == "System V shm"
+
+
+def test_process_that_has_ended_and_is_not_waited_for_is_no_trace(tmp_path: Path) -> None:
+    """In a container whose first process waits for none, its user id was never given to another tenant."""
+    if os.geteuid() != 0:
+        return  # a process of another user needs root
+    places, user = Places(folders=(str(tmp_path),)), 64_125
+    with subprocess.Popen(["sleep", "1000"], user=user) as process:
+        assert trace_of(user, places) == f"process {process.pid}"
+        process.kill()
+        eventually(lambda: identify(process.pid) is None)
+        assert trace_of(user, places) == ""
+        assert traced(range(user, user + 1), places) == set()
 
 
 def test_a_sweep_removes_the_users_files_and_no_others(tmp_path: Path) -> None:
