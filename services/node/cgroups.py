@@ -31,6 +31,8 @@ from services.core.runtime.learner_folder import LearnerDocument
 
 _V1: Final = ("memory", "pids", "cpu", "freezer")
 _V2: Final = ("memory", "pids", "cpu")
+_FREEZERS: Final = {"freezer.state": ("THAWED", "FROZEN"), "cgroup.freeze": ("0", "1")}
+"""File of a group -> (word that lets its processes run, word that stops them), in v1 and v2."""
 _REMOVE_S: Final = 2.0
 """A group is busy for a moment after its last process has ended."""
 _SHARES: Final = 1024
@@ -295,17 +297,29 @@ def members(groups: Iterable[str]) -> set[int]:
     return pids
 
 
-def thaw(groups: Iterable[str]) -> None:
-    """Lets frozen processes run: in groups of version 1 they do not end by SIGKILL.
+def set_frozen(groups: Iterable[str], *, frozen: bool) -> bool:
+    """Stops the processes of these groups, or lets them run again. False if none of the groups has a freezer.
 
-    A shim that is killed while it ends its learner leaves them frozen; an agent that is killed while it counts files,
-    too.
+    In groups of version 1 a frozen process does not end by SIGKILL. A shim that is killed while it ends its learner
+    leaves it frozen, and so does an agent that is killed while it counts files.
     """
-    for group in groups:
-        state = Path(group, "freezer.state")
-        with suppress(OSError):  # it is gone
-            if state.exists():
-                state.write_text("THAWED")
+    written = [_write(f"{group}/{name}", words[frozen]) for group in groups for name, words in _FREEZERS.items()]
+    return any(written)
+
+
+def _write(path: str, word: str) -> bool:
+    """False if the group has no such file, or is gone."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(fd, word.encode())
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def remove(groups: Iterable[str]) -> None:
@@ -316,7 +330,7 @@ def remove(groups: Iterable[str]) -> None:
             for pid in members([group]):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            thaw([group])
+            set_frozen([group], frozen=False)
             try:
                 Path(group).rmdir()
             except FileNotFoundError:

@@ -7,18 +7,16 @@ stops only when a processor runs it again and its system call has ended, so ``fr
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from services.node.cgroups import set_frozen
 from services.node.learner import Learner
 from services.node.processes import processes_below, send_to_all
 
-_FREEZERS: Final = (("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0"))
-"""(file of a group, word that freezes, word that thaws), for v1 and v2."""
 _FREEZE_S: Final = 2.0
 """Processes that hang in the kernel cannot be frozen, and write nothing."""
 _POLL_S: Final = 0.005
@@ -29,9 +27,9 @@ _NOT_RUNNING: Final = frozenset("TtZX")
 def freeze(learner: Learner) -> bool:
     """Stops the learner's processes. Waits until they have stopped, 2 s at most. False if new ones always appear."""
     deadline = time.monotonic() + _FREEZE_S
-    groups = [Path(group) for group in learner.document.groups]
-    if _write_to_all(groups, 1):
-        while not all(map(_is_frozen, groups)) and time.monotonic() < deadline:
+    groups = learner.document.groups
+    if set_frozen(groups, frozen=True):
+        while not all(_is_frozen(Path(group)) for group in groups) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return True
     signalled = set[int]()
@@ -48,30 +46,8 @@ def freeze(learner: Learner) -> bool:
 
 def thaw(learner: Learner) -> None:
     """Lets the learner's processes run again; does nothing to those that run."""
-    groups = [Path(group) for group in learner.document.groups]
-    if not _write_to_all(groups, 2):
+    if not set_frozen(learner.document.groups, frozen=False):
         send_to_all(processes_below(learner.shim), signal.SIGCONT)
-
-
-def _write_to_all(groups: list[Path], word: int) -> bool:
-    """``word``: its place in ``_FREEZERS``. False if none of the groups has a freezer."""
-    written = [_write(group / freezer[0], freezer[word]) for group in groups for freezer in _FREEZERS]
-    return any(written)
-
-
-def _write(path: Path, word: str) -> bool:
-    """False if the group has no such file, or is gone."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        os.write(fd, word.encode())
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _is_frozen(group: Path) -> bool:

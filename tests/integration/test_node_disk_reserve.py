@@ -15,9 +15,10 @@ import pytest
 
 from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.plan import AttemptPlan
+from services.core.runtime.processes import identify
 from services.node import shutdown
 from services.node.freezing import freeze
-from services.node.learner import read_learner
+from services.node.learner import Learner, read_learner
 from tests.testbed.gangs import await_exit, learner, start, teardown
 from tests.testbed.isolations import VARIANTS, Variant
 from tests.testbed.node import NodeProcess, plan
@@ -102,16 +103,28 @@ async def test_no_learner_is_ended_for_what_the_operator_copies(node: NodeProces
     await teardown(cluster, honest)
 
 
-async def test_learner_that_a_killed_agent_has_left_frozen_runs_again_under_the_next(
-    node: NodeProcess, cluster: LocalCluster
-) -> None:
+async def running(node: NodeProcess, cluster: LocalCluster) -> AttemptPlan:
+    """A job whose learner prints all the time."""
     gang = plan(["while :; do echo x; sleep 0.02; done"])
     await start(cluster, gang)
     await until(lambda: node.output(gang))
-    node.end(signal.SIGKILL)
+    return gang
+
+
+def frozen_learner(node: NodeProcess, gang: AttemptPlan) -> Learner:
+    """The job's learner, frozen as by the agent while it counts files."""
     frozen = read_learner(node.folder(gang))
     assert frozen is not None
     assert freeze(frozen)
+    return frozen
+
+
+async def test_learner_that_a_killed_agent_has_left_frozen_runs_again_under_the_next(
+    node: NodeProcess, cluster: LocalCluster
+) -> None:
+    gang = await running(node, cluster)
+    node.end(signal.SIGKILL)
+    frozen = frozen_learner(node, gang)
     pid = node.read(gang, "runs/1/start.json")["pid"]
     has_v2 = any(Path(group, "cgroup.freeze").exists() for group in frozen.document.groups)  # shown as sleeping there
     if not has_v2:  # a process that waits for a CPU stops as soon as it gets one
@@ -127,16 +140,12 @@ async def test_learner_that_a_killed_agent_has_left_frozen_runs_again_under_the_
 async def test_learner_that_a_killed_agent_has_left_frozen_is_ended_by_weft_down(
     node: NodeProcess, cluster: LocalCluster
 ) -> None:
-    gang = plan(["while :; do echo x; sleep 0.02; done"])
-    await start(cluster, gang)
-    await until(lambda: node.output(gang))
+    gang = await running(node, cluster)
     node.end(signal.SIGKILL)
-    frozen = read_learner(node.folder(gang))
-    assert frozen is not None
-    assert freeze(frozen)
+    frozen_learner(node, gang)
     pid = node.read(gang, "runs/1/start.json")["pid"]
     await asyncio.to_thread(shutdown.end_all, node.home / "node")
-    await until(lambda: not Path(f"/proc/{pid}").exists())
+    await until(lambda: identify(pid) is None)
     node.start()
     await teardown(cluster, gang)
 
@@ -145,12 +154,8 @@ async def test_learner_whose_shim_was_killed_while_it_had_frozen_it_gives_its_ha
     node: NodeProcess, cluster: LocalCluster
 ) -> None:
     """A shim freezes its learner to kill all of its processes at once."""
-    gang = plan(["while :; do echo x; sleep 0.02; done"])
-    await start(cluster, gang)
-    await until(lambda: node.output(gang))
-    frozen = read_learner(node.folder(gang))
-    assert frozen is not None
-    assert frozen.shim is not None
-    assert freeze(frozen)
-    os.kill(frozen.shim.pid, signal.SIGKILL)
+    gang = await running(node, cluster)
+    shim = frozen_learner(node, gang).shim
+    assert shim is not None
+    os.kill(shim.pid, signal.SIGKILL)
     await teardown(cluster, gang)
