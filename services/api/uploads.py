@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 from services.core.domain.errors import Duplicate, NoSpace, ResourceExhausted, TooLarge
 from services.core.formats import archive
 from services.core.ports.object_store import ObjectStore
+from services.core.runtime.threads import in_thread, wait_to_end
 
 REQUIREMENTS: Final = "requirements.txt"
 _BLOCK: Final = 2**20
@@ -86,7 +87,7 @@ class Uploads:
     async def _inspect(self, tenant: str, work: Callable[[], None]) -> None:
         lock = self._inspecting.setdefault(tenant, asyncio.Lock())
         async with lock:
-            await _ended(asyncio.get_running_loop().run_in_executor(self._threads, work))
+            await wait_to_end(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
     @contextlib.contextmanager
     def _counted(self, tenant: str) -> Generator[None]:
@@ -199,20 +200,7 @@ class Upload:
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Runs ``work`` in a thread. Raises NoSpace if the disk is full."""
     with _no_space_errors():
-        return await _ended(asyncio.ensure_future(asyncio.to_thread(work)))
-
-
-async def _ended(running: asyncio.Future[_T]) -> _T:
-    """The result of work in a thread. A cancelled caller still waits for its end: until then the file must not be
-    closed, nor the tenant's turn be given to its next archive.
-    """
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # nobody else reads it
-        raise
+        return await in_thread(work)
 
 
 @contextlib.contextmanager

@@ -13,24 +13,21 @@ raises Unavailable, for an empty store would look as if all objects had been del
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import heapq
 import itertools
 import os
 import re
 import secrets
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Container, Generator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Container, Generator, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Final, ParamSpec, Self, TypeVar
+from typing import Final, Self
 
 from services.core.adapters.folder import files
 from services.core.domain.errors import Conflict, Duplicate, InvalidRequest, NoSpace, NotFound, Unavailable
 from services.core.ports.object_store import CONTROL, ObjectMeta, check_key
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from services.core.runtime.threads import in_thread
 
 STAGING: Final = ".weft-staging"
 _CHUNK: Final = 2**20
@@ -80,16 +77,16 @@ class FolderObjectStore:
         parts = _parts(key)
         writer = _Writer(self, parts, key, create_only=create_only)
         try:
-            await _in_thread(writer.begin)
+            await in_thread(writer.begin)
             buffer = bytearray()
             async for chunk in chunks:
                 buffer += chunk
                 if len(buffer) >= _CHUNK:
                     full, buffer = buffer, bytearray()
-                    await _in_thread(writer.write, full)
-            await _in_thread(writer.finish, buffer)
+                    await in_thread(writer.write, full)
+            await in_thread(writer.finish, buffer)
         finally:
-            await _in_thread(writer.close)
+            await in_thread(writer.close)
 
     async def head(self, key: str) -> ObjectMeta | None:
         parts = _parts(key)
@@ -101,15 +98,15 @@ class FolderObjectStore:
                 return _meta(key, status) if files.is_file(status) else None
             return None
 
-        return await _in_thread(stat)
+        return await in_thread(stat)
 
     async def get(self, key: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         parts = _parts(key)
-        with await _in_thread(self._open, key, parts) as opened:
+        with await in_thread(self._open, key, parts) as opened:
             place = max(start, 0)
             while end is None or place < end:
                 size = _CHUNK if end is None else min(_CHUNK, end - place)
-                chunk = await _in_thread(_read, key, opened, size, place)
+                chunk = await in_thread(_read, key, opened, size, place)
                 if not chunk:
                     break
                 place += len(chunk)
@@ -124,7 +121,7 @@ class FolderObjectStore:
                 return list(itertools.islice(_walk(place, prefix, after or "", limit), limit))
             return []
 
-        return await _in_thread(walk)
+        return await in_thread(walk)
 
     async def delete(self, key: str) -> None:
         parts = _parts(key)
@@ -135,7 +132,7 @@ class FolderObjectStore:
                     os.unlink(parts[-1], dir_fd=place)
                 self.prune(parts[:-1])
 
-        await _in_thread(remove)
+        await in_thread(remove)
 
     async def delete_prefix(self, prefix: str) -> int:
         parts = _prefix(prefix)
@@ -148,7 +145,7 @@ class FolderObjectStore:
                 self.prune(parts)
             return count
 
-        return await _in_thread(remove)
+        return await in_thread(remove)
 
     async def ping(self) -> None:
         def check() -> None:
@@ -156,7 +153,7 @@ class FolderObjectStore:
                 if not os.access(self._root, os.W_OK):
                     raise Unavailable(f"{self._root} cannot be written")
 
-        await _in_thread(check)
+        await in_thread(check)
 
     def check_space(self, descriptor: int, more: int) -> None:
         """Raises NoSpace if ``more`` bytes in the open file would leave less than ``keep_free``."""
@@ -266,16 +263,6 @@ class _Writer:
             else:
                 return
         raise Unavailable(f"{self._key} could not be stored: its folder is removed repeatedly; try again")
-
-
-async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of blocking work. A cancelled caller still waits for its end, so that no descriptor closes in use."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
 
 
 @contextlib.contextmanager
