@@ -1,14 +1,12 @@
 """Requests to a platform on this machine, over plain sockets: no TLS, no proxy, no redirect.
 
 Connections are kept and used again, each by one request at a time. A kept connection that the platform has closed
-meanwhile is readable (its end can be read): it is replaced before anything is sent. A process that is forked, such as a
-worker of `multiprocessing`, makes connections of its own: on a common one two would get each other's answers.
+meanwhile is readable (its end can be read): it is replaced before anything is sent.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -43,8 +41,6 @@ class Loopback:
         self._netloc = parts.netloc
         self._headers = {"Accept": "application/json", **common_headers(profile)}
         self._idle: deque[HttpConnection] = deque()
-        self._process = os.getpid()
-        """The process that has made the connections."""
 
     def close(self) -> None:
         while self._idle:
@@ -80,9 +76,6 @@ class Loopback:
 
     def _connection(self) -> HttpConnection:
         """A connection that is open. Raises NeverSent if none can be made."""
-        if self._process != os.getpid():
-            self.close()  # of this process only: those of its parent stay open
-            self._process = os.getpid()
         while True:
             try:
                 kept = self._idle.pop()

@@ -29,9 +29,10 @@ class Transport:
         self._given = transport
         self._lock = threading.Lock()
         self._library: Httpx | None = None
-        self._inherited: Httpx | None = None
         self._process = os.getpid()
-        """The process that has made the library's client."""
+        """The process that has made the clients."""
+        self._inherited: Httpx | None = None
+        """Of the process that this was forked from. Not closed: its locks are as they were in that one's threads."""
         self._loopback: Loopback | None = None
         if transport is None and is_plain_loopback(profile.url):
             self._loopback = Loopback(profile)
@@ -39,15 +40,29 @@ class Transport:
             self._httpx()  # an address or a key that cannot be used is an error now
 
     def close(self) -> None:
+        self._leave_inherited()
         if self._loopback is not None:
             self._loopback.close()
-        if self._library is not None and self._process == os.getpid():
+        if self._library is not None:
             self._library.close()
+
+    def _leave_inherited(self) -> None:
+        """In a process that was forked, such as a worker of `multiprocessing`: it makes connections of its own.
+
+        On common ones the two processes would get each other's answers.
+        """
+        if self._process == os.getpid():
+            return
+        if self._loopback is not None:
+            self._loopback.close()  # its connections stay open in the other process
+        self._inherited, self._library = self._library, None
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def request(
         self, method: str, path: str, *, params: Mapping[str, Any], body: object, headers: Mapping[str, str]
     ) -> Answer:
         """``body``: sent as JSON; None: no body."""
+        self._leave_inherited()
         way = self._loopback or self._httpx()
         return way.request(method, path, params=params, body=body, headers=headers)
 
@@ -62,14 +77,11 @@ class Transport:
         return self._httpx().open(path, params=params, headers=headers, silence_s=silence_s)
 
     def _httpx(self) -> Httpx:
-        """The HTTP library's client; made when it is first needed, and anew in a process that was forked."""
+        """The HTTP library's client; made when it is first needed."""
         from weft._httpx import Httpx  # noqa: PLC0415 - see the module's docstring
 
+        self._leave_inherited()
         with self._lock:
-            if self._process != os.getpid():
-                # Not closed: its locks are as they were in the threads of the parent.
-                self._inherited, self._library = self._library, None
-                self._process = os.getpid()
             if self._library is None:
                 self._library = Httpx(self._profile, transport=self._given)
             return self._library

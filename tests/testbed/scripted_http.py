@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -116,3 +118,12 @@ def scripted(answer: Callable[[Request, int], Answer]) -> Generator[Scripted, No
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def signed_in(answer: Callable[[Request, int], Answer]) -> Generator[Scripted, None, None]:
+    """As ``scripted``; commands that this process runs meanwhile use the server, with a key."""
+    with scripted(answer) as server, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("WEFT_URL", server.url)
+        environment.setenv("WEFT_KEY", "weft_k_s")
+        yield server

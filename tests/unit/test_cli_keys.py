@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
+from tests.testbed.scripted_http import Answer, Request, json_answer, signed_in
 from weft._cli.main import run
 
 
@@ -33,14 +33,10 @@ class Platform:
 
 
 @pytest.mark.parametrize("tenant", [[], ["--tenant", "t"]], ids=["own", "given"])
-def test_the_key_in_use_is_revoked_after_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tenant: list[str]
-) -> None:
+def test_the_key_in_use_is_revoked_after_the_others(capsys: pytest.CaptureFixture[str], tenant: list[str]) -> None:
     """It came first, and the others worked on: the platform refused to revoke them."""
     platform = Platform(["k1", "k2", "k3"], used="k1")
-    with scripted(platform.answer) as server:
-        monkeypatch.setenv("WEFT_URL", server.url)
-        monkeypatch.setenv("WEFT_KEY", "weft_k_s")
+    with signed_in(platform.answer):
         assert run(["user", "remove", "ada", "--yes", *tenant]) == 0
     assert not any(platform.works.values())
     assert "removed ada: 3 keys revoked" in capsys.readouterr().out

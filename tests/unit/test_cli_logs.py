@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
+from tests.testbed.scripted_http import Answer, Request, json_answer, signed_in
 from weft._cli.main import run
 
 JOB = f"j{'a' * 22}"
@@ -19,12 +19,10 @@ def answer(request: Request, _number: int) -> Answer:
 
 @pytest.mark.parametrize("follow", [[], ["--follow"]], ids=["stored", "followed"])
 def test_a_role_that_the_job_does_not_have_is_an_error_that_names_its_roles(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], follow: list[str]
+    capsys: pytest.CaptureFixture[str], follow: list[str]
 ) -> None:
     """It looked like a job that prints nothing; followed, it was silent to the job's end."""
-    with scripted(answer) as server:
-        monkeypatch.setenv("WEFT_URL", server.url)
-        monkeypatch.setenv("WEFT_KEY", "weft_k_s")
+    with signed_in(answer) as server:
         assert run(["logs", JOB, "--role", "wroker", *follow]) == 2
         assert run(["logs", JOB, "--role", "worker"]) == 0
     assert "there is no role 'wroker': this job has ps, worker" in capsys.readouterr().err

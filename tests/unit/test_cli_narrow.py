@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
+from tests.testbed.scripted_http import Answer, Request, json_answer, signed_in
 from weft._cli.columns import cell_width
 from weft._cli.commands.platform import _marked
 from weft._cli.main import run
@@ -120,10 +120,8 @@ def answer(request: Request, _n: int) -> Answer:
 
 
 @pytest.fixture
-def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with scripted(answer) as server:
-        monkeypatch.setenv("WEFT_URL", server.url)
-        monkeypatch.setenv("WEFT_KEY", "weft_k_s")
+def platform() -> Iterator[None]:
+    with signed_in(answer):
         yield
 
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
+from tests.testbed.scripted_http import Answer, Request, json_answer, signed_in
 from weft._cli.main import run
 
 USERS: list[dict[str, Any]] = [
@@ -45,9 +45,7 @@ class Platform:
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
     platform = Platform()
-    with scripted(platform.answer) as server:
-        monkeypatch.setenv("WEFT_URL", server.url)
-        monkeypatch.setenv("WEFT_KEY", "weft_k_s")
+    with signed_in(platform.answer):
         monkeypatch.setenv("TZ", "UTC")
         yield platform
 

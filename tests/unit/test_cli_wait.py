@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.scripted_http import Answer, Request, json_answer, scripted
+from tests.testbed.scripted_http import Answer, Request, json_answer, signed_in
 from weft._cli.main import run
 
 A, B, C = (f"j{letter * 22}" for letter in "abc")
@@ -33,11 +33,9 @@ class Platform:
 
 
 @pytest.fixture
-def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+def platform() -> Iterator[Platform]:
     platform = Platform()
-    with scripted(platform.answer) as server:
-        monkeypatch.setenv("WEFT_URL", server.url)
-        monkeypatch.setenv("WEFT_KEY", "weft_k_s")
+    with signed_in(platform.answer):
         yield platform
 
 

@@ -55,8 +55,8 @@ TYPES: Final[Types] = {
 def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: str | None) -> None:
     """Sign in to a platform and make it current.
 
-    URL may be that of the dashboard. The key is tried before it is stored. On a terminal it is asked for unless it is
-    given; WEFT_KEY works, too.
+    URL may be that of the dashboard. The key is tried before it is stored. On a terminal the command prompts for a
+    key that is not given; WEFT_KEY works, too.
     """
     from weft._cli.output import emit
     from weft._client import Client
