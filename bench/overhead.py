@@ -249,9 +249,9 @@ def main() -> None:
         bare(python, 20)
         runs: list[tuple[OnPlatform, float]] = []
         for number in range(pairs):
-            alone = bare(python, steps) if number % 2 else 0.0
+            first = bare(python, steps) if number % 2 else None
             trained = on_platform(platform, client, steps, args.python)
-            runs.append((trained, alone or bare(python, steps)))
+            runs.append((trained, bare(python, steps) if first is None else first))
             print(f"  platform {runs[-1][0].training:.2f} s, bare {runs[-1][1]:.2f} s", flush=True)
     rows = [
         Row("bare", [alone for _, alone in runs], "s"),

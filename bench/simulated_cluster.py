@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,29 +117,6 @@ def _scheduler_counts(machines: Cluster) -> tuple[float, float]:
     )
 
 
-async def _native_gangs(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
-    """The cluster's own gangs without Weft: a PodGroup for each, and pods that name it. What its scheduler needs."""
-    api = Api(machines.kubeconfig)
-    names = [f"gang-{job}" for job in range(jobs)]
-
-    async def create(name: str) -> None:
-        await api.create(_GROUPS, _pod_group(name, pods))
-        await asyncio.gather(*(api.create(_PODS, _grouped_pod(name, number)) for number in range(pods)))
-
-    began = time.monotonic()
-    creating = asyncio.gather(*(create(name) for name in names))
-    created = await count.reach(lambda: count.created, jobs * pods, creating)
-    bound = await count.reach(lambda: count.bound, jobs * pods, creating)
-    await creating
-    await asyncio.gather(
-        *(api.delete(f"{_PODS}/{name}-{number}", grace_s=0) for name in names for number in range(pods)),
-        *(api.delete(f"{_GROUPS}/{name}") for name in names),
-    )
-    await count.reach(lambda: count.created, 0)
-    await api.close()
-    return Result(created - began, bound - began, 1 + pods)
-
-
 def _of_weft(method: GangMethod) -> Callable[[Cluster, Count, int, int], Awaitable[Result]]:
     async def run(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
         async with gangs_on(machines, method) as gangs:
@@ -159,26 +137,29 @@ def _of_weft(method: GangMethod) -> Callable[[Cluster, Count, int, int], Awaitab
     return run
 
 
-async def _plain(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
-    """The same number of pods, without gangs and owners."""
+async def _by_hand(machines: Cluster, count: Count, jobs: int, pods: int, *, gangs: bool) -> Result:
+    """The same number of pods without Weft and owners. ``gangs``: with a PodGroup for each job, as native gangs."""
     api = Api(machines.kubeconfig)
+    names = [f"by-hand-{job}" for job in range(jobs)]
+
+    async def create(name: str) -> None:
+        if gangs:
+            await api.create(_GROUPS, _pod_group(name, pods))
+        created = (_numbered_pod(name, number, in_group=gangs) for number in range(pods))
+        await asyncio.gather(*(api.create(_PODS, pod) for pod in created))
+
     began = time.monotonic()
-    creating = asyncio.gather(
-        *(
-            api.create(_PODS, {"apiVersion": "v1", "kind": "Pod", **_pod(f"plain-{job}-{number}")})
-            for job in range(jobs)
-            for number in range(pods)
-        )
-    )
+    creating = asyncio.gather(*(create(name) for name in names))
     created = await count.reach(lambda: count.created, jobs * pods, creating)
     bound = await count.reach(lambda: count.bound, jobs * pods, creating)
     await creating
-    await asyncio.gather(
-        *(api.delete(f"{_PODS}/plain-{job}-{number}", grace_s=0) for job in range(jobs) for number in range(pods))
-    )
+    paths = [f"{_PODS}/{name}-{number}" for name in names for number in range(pods)]
+    await asyncio.gather(*(api.delete(path, grace_s=0) for path in paths))
+    if gangs:
+        await asyncio.gather(*(api.delete(f"{_GROUPS}/{name}") for name in names))
     await count.reach(lambda: count.created, 0)
     await api.close()
-    return Result(created - began, bound - began, pods)
+    return Result(created - began, bound - began, pods + gangs)
 
 
 async def _kubernetes_jobs(machines: Cluster, count: Count, jobs: int, pods: int) -> Result:
@@ -212,9 +193,10 @@ def _pod_group(name: str, pods: int) -> dict[str, Any]:
     return {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
 
 
-def _grouped_pod(group: str, number: int) -> dict[str, Any]:
-    pod = _pod(f"{group}-{number}")
-    pod["spec"]["schedulingGroup"] = {"podGroupName": group}
+def _numbered_pod(job: str, number: int, *, in_group: bool) -> dict[str, Any]:
+    pod = _pod(f"{job}-{number}")
+    if in_group:
+        pod["spec"]["schedulingGroup"] = {"podGroupName": job}
     return {"apiVersion": "v1", "kind": "Pod", **pod}
 
 
@@ -227,8 +209,8 @@ def _job(name: str, pods: int) -> dict[str, Any]:
 WAYS: Final[dict[str, Callable[[Cluster, Count, int, int], Awaitable[Result]]]] = {
     "Weft, native gangs": _of_weft(GangMethod.NATIVE),
     "Weft, gates": _of_weft(GangMethod.GATES),
-    "native gangs": _native_gangs,
-    "plain pods": _plain,
+    "native gangs": partial(_by_hand, gangs=True),
+    "plain pods": partial(_by_hand, gangs=False),
     "Kubernetes Jobs": _kubernetes_jobs,
 }
 
