@@ -50,10 +50,8 @@ class Provisioning:
         self._done = 0
         """Number of steps that are done."""
         self._recorded = False
-        self._outage: SecretsUnavailable | None = None
-        """What the last call waits for."""
-        self._why_not_yet = ""
-        """Why the last call could not carry out its step, in the cluster's words; empty: it could."""
+        self._error: WeftError | None = None
+        """Why the last call could not carry out its step, and is to be repeated."""
         self._since_s = ports.clock.boottime()
         """On the boot-time clock: the wall clocks of two machines may differ by an hour."""
 
@@ -70,7 +68,7 @@ class Provisioning:
             spec.learners,
             check_current=lambda: check_current(self._ports.jobs, job, self._claim),
         )
-        self._outage, self._why_not_yet = None, ""
+        self._error = None
         try:
             plan = render(job, spec, term=self._claim.term, mint=self._ports.mint, sizes=self._ports.sizes)
             for number, step in enumerate(steps[self._done :], start=self._done):
@@ -78,9 +76,6 @@ class Provisioning:
                 await self._ports.cluster.do(step, plan)
                 await self._record_progress(job, number, step, "done")
                 self._done = number + 1
-        except SecretsUnavailable as error:
-            self._outage = error
-            raise
         except InvalidRequest as error:
             lost = self._done > 0 and self.lost(job, await self._ports.cluster.observe(job.id))
             return lost or Verdict(to=Status.FAILED, reason=_reason(error), message=str(error), time=self._now)
@@ -88,7 +83,7 @@ class Provisioning:
             waits = isinstance(error, QuotaExceeded) and await self._has_other_jobs(job)
             return self.roll_back(job, Outage.QUOTA_IN_USE if waits else _reason(error), str(error))
         except WeftError as error:
-            self._why_not_yet = " ".join(error.message.split())[:_MOST_TEXT]
+            self._error = error
             raise
         plan_digest = digest(plan)
         await update(
@@ -116,10 +111,10 @@ class Provisioning:
         is_late = waited_s > self._settings.provision_timeout_s
         if cause is not None and (is_late or cause.blocked_for_good):
             return self.roll_back(job, cause.blocked, f"learner {cause.name} could not start: {cause.blocked_message}")
-        if is_late and self._outage is not None:
-            return self.roll_back(job, Outage.SECRETS_UNAVAILABLE, self._outage.message)
+        if is_late and isinstance(self._error, SecretsUnavailable):
+            return self.roll_back(job, Outage.SECRETS_UNAVAILABLE, self._error.message)
         if is_late:
-            why = f": {self._why_not_yet}" if self._why_not_yet else ""
+            why = f": {' '.join(self._error.message.split())[:_MOST_TEXT]}" if self._error is not None else ""
             message = f"not all learners were provisioned within {waited_s:.0f} s{why}"
             return self.roll_back(job, "ProvisionTimeout", message)
         return None

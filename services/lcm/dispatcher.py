@@ -335,8 +335,9 @@ class Dispatcher:
         after: str | None = None
         while True:
             scanned = await self._queue.scan(after=after, limit=self.settings.queue_scan)
-            marked = [self._marked(waiter) for waiter in scanned]
-            decisions += [walk.decide(waiter) for waiter in walk.order(marked)]
+            if self._not_ready:
+                scanned = [self._marked(waiter) for waiter in scanned]
+            decisions += [walk.decide(waiter) for waiter in walk.order(scanned)]
             if len(scanned) < self.settings.queue_scan or walk.blocked:
                 return walk, decisions
             after = scanned[-1].id

@@ -1,4 +1,4 @@
-"""A wrong setting is named, with what is wrong, to the operator who has set it."""
+"""A wrong setting is an error that names it, and says what is wrong."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def is_encoded(namespace: str) -> bool:
 def is_of_tenant(document: Mapping[str, Any], prefix: str) -> bool:
     """True if an object with a tenant's labels is in this tenant's namespace.
 
-    Whoever may make pods in another namespace can give them any labels, e.g. with the copy of a learner's pod.
+    A user who may make pods in another namespace can give them any labels, e.g. with the copy of a learner's pod.
     """
     space, tenant = str(document["metadata"].get("namespace", "")), label(document, TENANT)
     if space == namespace_of(tenant, prefix):

@@ -148,16 +148,26 @@ class Places:
         path = collection("ConfigMap", namespace)
         return (await self._api.list(path, selector=selector, accept=METADATA_LIST))[0]
 
-    async def _everywhere(self, selector: str) -> tuple[list[Document], list[BaseException]]:
-        """The metadata of all pods and owners of this installation that have these labels, and what failed."""
+    async def _everywhere(self, selector: str) -> tuple[list[Document], list[Unavailable]]:
+        """The metadata of all pods and owners of this installation that have these labels, and what could not be read.
+
+        Raises the first error of another kind.
+        """
         living = await self._living()
         listed = await asyncio.gather(
             self._pods(selector),
             *[self._listed_owners(namespace, selector) for namespace in living],
             return_exceptions=True,
         )
-        documents = [item for items in listed if not isinstance(items, BaseException) for item in items]
-        return documents, [error for error in listed if isinstance(error, BaseException)]
+        documents, errors = list[Document](), list[Unavailable]()
+        for items in listed:
+            if isinstance(items, Unavailable):
+                errors.append(items)
+            elif isinstance(items, BaseException):
+                raise items
+            else:
+                documents += items
+        return documents, errors
 
     async def _pods(self, selector: str) -> list[Document]:
         return (await self._api.list(PODS, selector=selector, accept=METADATA_LIST))[0]
