@@ -198,7 +198,8 @@ class Agent:
             self._fences.advance(job, attempt, term)
             self._fences.seal(job, attempt, term)
             old = [number for number in folder.attempts() if number <= attempt]
-            learners = [learner for number in old for learner in self._learners_of(job, number)]
+            # By what is taken, not by the folders: a call that failed after it had removed them is repeated.
+            learners = [learner for learner in self._learners_of(job) if learner.attempt <= attempt]
             await self._end(learners, all_of_job=len(learners) == len(self._learners_of(job)))
             await self._end_unreadable([path for path in self._unreadable_of(job) if int(path.parent.name) in old])
             uid = next((learner.document.uid for learner in learners), -1)
@@ -339,7 +340,8 @@ class Agent:
         if not learners:
             return
         for learner in learners:
-            with suppress(NoSpace):  # it is killed below without a mark, and what fills the disk is removed then
+            # Without a mark it is killed below, and what fills the disk is removed then. The folder may be gone.
+            with suppress(NoSpace, FileNotFoundError):
                 await asyncio.to_thread(learner.mark_stop, generation=0, cause="kill", grace_ms=0, now_ms=_now_ms())
             self._supervisor.hint(learner)
         released = [self._supervisor.release(learner) for learner in learners]
