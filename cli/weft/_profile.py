@@ -172,7 +172,7 @@ def _address(url: str) -> str:
 def normal_address(url: str) -> str:
     """The address without a trailing slash; ``HOST:PORT`` alone means https, or http on this machine.
 
-    That of a page of the dashboard, as a browser shows it, is the address before ``/ui``.
+    The URL of a dashboard page stands for its platform: the part before ``/ui``.
     """
     url = _PAGE.sub("", url)
     if "://" not in url:

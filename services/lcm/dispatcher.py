@@ -369,7 +369,7 @@ class Dispatcher:
         return True
 
     async def _prepare(self, tenant: str) -> bool:
-        """Makes the cluster ready for a tenant. One that it cannot be made ready for holds up no other."""
+        """Makes the cluster ready for a tenant. False if that fails: jobs of the tenant then hold up no others."""
         self._not_ready.pop(tenant, None)
         try:
             await self.cluster.prepare(tenant)
@@ -386,7 +386,7 @@ class Dispatcher:
                 return
 
     def _marked(self, waiter: Waiter) -> Waiter:
-        """The waiting job with what keeps its tenant's jobs from starting: it must not keep free hardware either."""
+        """The waiting job; that of a tenant that is not ready says so, and the policy then keeps no hardware for it."""
         why = self._not_ready.get(waiter.tenant)
         return waiter if why is None else replace(waiter, not_ready=why)
 

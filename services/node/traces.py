@@ -65,8 +65,10 @@ def traced(uids: range, places: Places | None = None) -> set[int]:
 
 
 def _processes(where: Places) -> Iterator[tuple[str, int]]:
-    """(name in /proc, user) of processes that live. One that has ended stays in the table as long as its parent wants,
-    e.g. for ever below a container's first process that waits for none, and has no rights any more.
+    """(name in /proc, user) of living processes.
+
+    A process that has ended has no rights, and stays in /proc until its parent waits for it. The first process of a
+    container may never do so.
     """
     for entry in where.proc.iterdir():
         with suppress(OSError):  # it has ended meanwhile

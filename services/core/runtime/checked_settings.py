@@ -29,7 +29,7 @@ class CheckedSettings(BaseSettings):
 
     @classmethod
     def _shown(cls, error: ErrorDetails) -> str:
-        """One wrong value. That of a field without a representation is left out: it may be a password."""
+        """Says what is wrong with a setting. The value of a ``repr=False`` field is left out: it may be a password."""
         if not error["loc"]:
             return error["msg"]
         name = str(error["loc"][0])

@@ -40,7 +40,8 @@ IDLE_S: Final = 0.1
 follows the job; if none does, the metrics service answers how long to gather. An Append costs the learner's machine
 about two milliseconds, and a learner that reports a hundred steps a second must not train slower for it."""
 QUIET_S: Final = 0.5
-"""The same while only reports come, whose lines have times of their own: until then the files of lines were quiet."""
+"""The same while only ``weft.report`` writes, whose lines carry their own times. The first line in another file may be
+noticed so late."""
 FLOOD_BYTES: Final = 16 * 2**10
 """So much is sent without waiting for more."""
 WATCHED_S: Final = 1.0
