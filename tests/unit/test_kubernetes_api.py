@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.core.adapters.kubernetes.api import Api, Expired, collection
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
@@ -295,6 +296,34 @@ async def test_copy_follows_changes_over_ended_forgotten_and_cut_watches(tmp_pat
         ]
         assert [query["resourceVersion"] for query in watches][:3] == [["10"], ["15"], ["30"]]
         assert all(query["allowWatchBookmarks"] == ["true"] for query in watches)
+
+
+async def test_copy_of_a_server_that_allows_lists_and_no_watches_is_listed_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the copy counted as current and stayed as it was: no end of a pod was noticed."""
+    monkeypatch.setattr("services.core.adapters.kubernetes.reflector._MOST_S", 0.4)
+    lists = 0
+
+    def answer(request: Request, _: int) -> Answer:
+        nonlocal lists
+        if "watch=true" in request.path:
+            return status(403, 'User "weft" cannot watch resource "pods"', "Forbidden")
+        lists += 1
+        return listed(pod(f"a{lists}", lists), version=lists)
+
+    with serving(tmp_path / "k", answer):
+        api = Api(tmp_path / "k")
+        copy = Reflector(api, PODS)
+        with capture_logs() as logged:
+            task = asyncio.create_task(copy.run())
+            await until(lambda: ("weft-t", "a6") in copy.objects)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+        pauses_s = [entry["delay_s"] for entry in logged if entry["event"] == "kubernetes.watch_failed"]
+        assert pauses_s[0] <= 0.1
+        assert all(pause_s >= 0.2 for pause_s in pauses_s[2:])
 
 
 async def test_copy_of_a_server_that_does_not_list_is_unavailable(tmp_path: Path) -> None:

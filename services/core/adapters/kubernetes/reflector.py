@@ -2,8 +2,8 @@
 
 The library's own informer has no back-off and hangs on a half-open connection. This loop lists, watches from the list's
 resource version with bookmarks, and lists again where the server has forgotten that version (410). After other failures
-it lists again with a jittered back-off. The server ends each watch after ``_WATCH_S`` at the latest, and a watch that
-is silent for ``_SILENCE_S`` is given up.
+it lists again with a jittered back-off, also while the server allows lists and no watches. The server ends each watch
+after ``_WATCH_S`` at the latest, and a watch that is silent for ``_SILENCE_S`` is given up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from services.core.adapters.kubernetes.api import Api, Document, Expired
+from services.core.adapters.kubernetes.api import Api, Document, Expired, WatchRefused
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.edges import log_unexpected
 from services.core.runtime.retry import Backoff
@@ -89,10 +89,10 @@ class Reflector:
     async def _list_and_watch(self, backoff: Backoff) -> None:
         """Returns only by an error."""
         version = await self._list()
-        backoff.reset()
         while True:
             started_s = asyncio.get_running_loop().time()
             version = await self._watch(version)
+            backoff.reset()  # not after the list: where lists are allowed and watches are not, it would never grow
             if asyncio.get_running_loop().time() - started_s < _SHORT_S:  # a server or proxy ends each at once
                 await asyncio.sleep(random.uniform(_FIRST_S / 2, _FIRST_S))
 
@@ -117,7 +117,7 @@ class Reflector:
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         self._apply(event)
-        except Expired:
+        except (Expired, WatchRefused):
             raise
         except Unavailable as error:
             self._synced.clear()
