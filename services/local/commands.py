@@ -129,8 +129,12 @@ class Platform(Backups):
         import asyncio
 
         from services.local.job_drain import queue_again
+        from services.local.used_stores import changed_stores, save_stores
 
         with settings_of_running_platform(home) as settings:
+            for name, (last, now) in changed_stores(settings).items():
+                report(f"warning: {name} is {now}, and was {last} until now: what is stored there is not shown")
+            save_stores(settings)
             again = asyncio.run(queue_again(settings, report))
             checks: list[dict[str, Any]] = []
             if settings.cluster == "kubernetes":

@@ -109,6 +109,20 @@ def test_restore_onto_other_stores_is_complete(tmp_path: Path, servers: dict[str
         assert untouched == before[f"job {untouched['id']}"]
 
 
+def test_backup_of_a_stopped_platform_from_a_terminal_without_its_settings_is_refused(
+    home: Path, tmp_path: Path, servers: dict[str, str]
+) -> None:
+    """Before, it was a backup of the empty stores that the terminal's settings name, with exit status 0."""
+    other = tmp_path / "other"
+    backup(home, tmp_path / "b")
+    restore(other, tmp_path / "b", servers)
+    before = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(InvalidRequest, match=r"WEFT_JOB_STORE was mongodb://.* and is sqlite here"):
+        backup(other, tmp_path / "c")
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert backup(other, tmp_path / "c", servers)["counts"]["jobs"] == 5
+
+
 def test_restored_terms_do_not_fall_and_keys_of_services_are_new(home: Path, tmp_path: Path) -> None:
     backup(home, tmp_path / "b")
     restore(tmp_path / "other", tmp_path / "b")

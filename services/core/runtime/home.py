@@ -10,6 +10,7 @@ run/<service>.lease.json  the service's lease in etcd, which its next process re
 logs/<service>.log
 tls/                   with WEFT_TRANSPORT=tls: the installation's authority, certificates and keys
 secrets/               0600 files: keys of services (docs/adr/0015-identities.md), master key, admin key
+stores.json            which stores the platform used last
 restoring.json         a restore has begun and not ended
 jobs.sqlite            JobStore; records.sqlite: RecordStore
 objects/               ObjectStore; without .weft-staging in it, its volume is not mounted

@@ -50,9 +50,11 @@ class Backups:
 
         ``target`` is a new file, or a folder. ``key`` is the file of the key that encrypts the secrets; it is created
         if it is missing. Default: the backup's name with ``.key``. With ``passphrase`` (or WEFT_BACKUP_PASSPHRASE)
-        there is no key file. Raises Conflict if the target exists.
+        there is no key file. Raises Conflict if the target exists, InvalidRequest if the platform does not run and the
+        settings name other stores than it used last.
         """
         from services.local.backup import keys, saving
+        from services.local.used_stores import refuse_changed_stores
 
         place = _home(home)
         if not (place / "VERSION").exists():
@@ -75,6 +77,7 @@ class Backups:
                 file.unlink(missing_ok=True)
 
         with undo_on_failure(remove_new_key), settings_of_running_platform(place) as settings:
+            refuse_changed_stores(settings)
             answer = _run(saving.back_up(settings, path, opens, report=report, progress=progress))
         return {"file": str(path), "key": str(file) if file else "", "key_made": made, **answer}
 
@@ -124,22 +127,28 @@ class Backups:
         """
         from services.core.runtime.settings import Settings
         from services.local.backup import restoring
+        from services.local.used_stores import save_stores
 
         path, place = Path(source).absolute(), _home(home)
         with _environment({"WEFT_HOME": str(place.root)}):
             settings = Settings()
         find_key = _key_finder(path, key, passphrase)
         restored = restoring.restore(settings, path, find_key, halted=halted, over=replace, progress=progress)
-        return {"home": str(place.root), **_run(restored)}
+        answer = _run(restored)
+        save_stores(settings)
+        return {"home": str(place.root), **answer}
 
     def master_key(self, home: str | None = None, *, rotate: bool = False, retire: bool = False) -> dict[str, Any]:
         """Shows, rotates or retires master keys; services may run.
 
         Returns ``{file, current, keys: [{id, secrets}], rewrapped, refused, retired}``.
         """
+        from services.local.used_stores import refuse_changed_stores
+
         if rotate and retire:
             raise InvalidRequest("first --rotate, then --retire: services may be using the old key at this moment")
         with settings_of_running_platform(_home(home)) as settings:
+            refuse_changed_stores(settings)
             return _run(_master_key(settings, rotate=rotate, retire=retire))
 
 
