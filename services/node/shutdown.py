@@ -13,6 +13,7 @@ from pathlib import Path
 from services.core.domain.codec import MALFORMED
 from services.core.runtime.home import AGENT
 from services.core.runtime.learner_folder import JOB_FOLDER
+from services.core.runtime.processes import alive
 from services.node.cgroups import Groups, groups_of
 from services.node.learner import Learner, job_folders, owner, read_learner
 from services.node.processes import ProcessMatcher, kill_all
@@ -41,13 +42,18 @@ def end_all(root: Path) -> set[int]:
     learners, unreadable = _learners(root)
     job_dirs = [*(learner.job_dir for learner in learners), *(folder / JOB_FOLDER for folder in unreadable)]
     folders = [*(learner.folder for learner in learners), *unreadable]
-    processes = [process for learner in learners for process in (learner.shim, learner.process)]
+    shims = [learner.shim for learner in learners if learner.shim is not None]
+    processes = [*shims, *(learner.process for learner in learners)]
     everything = ProcessMatcher(
         owners=frozenset([*(learner.document.uid for learner in learners), *map(owner, unreadable)]),
         job_dirs=frozenset(map(str, job_dirs)),
         folders=frozenset(map(str, folders)),
         groups=frozenset(groups_of(learner.document for learner in learners)),
         identities=tuple(process for process in processes if process is not None),
+    )
+    # First: a shim that outlived its learner for a moment would record this kill as the learner's own failure.
+    asyncio.run(
+        kill_all(lambda: {shim.pid for shim in shims if alive(shim)}, timeout_s=_GONE_S, groups=everything.groups)
     )
     asyncio.run(kill_all(everything.members, timeout_s=_GONE_S, groups=everything.groups))
     left = everything.members()

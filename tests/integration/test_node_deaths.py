@@ -19,7 +19,8 @@ from services.core.adapters.local.cluster import LocalCluster
 from services.core.domain.errors import NoSpace, ResourceExhausted, StaleFence
 from services.core.domain.plan import AttemptPlan
 from services.core.ports.cluster import LearnerProcess
-from services.node import shim
+from services.core.runtime.processes import alive, identify
+from services.node import shim, shutdown
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, learners, observe, start, stop, teardown
 from tests.testbed.node import NodeProcess, living_with, node_process, plan
 from tests.testbed.server import free_address
@@ -87,6 +88,34 @@ async def test_exit_code_survives_while_no_agent_runs(node: NodeProcess, cluster
     end = (await learner(cluster, gang)).exit
     assert end is not None
     assert (end.code, end.lost) == (7, False)
+
+
+async def test_learners_that_weft_down_ends_are_lost_and_have_not_failed(
+    node: NodeProcess, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shim recorded the kill as its learner's own: after `weft down --now` and `weft up` the job was FAILED."""
+    gang = plan([FOREVER] * 4)
+    await start_all(cluster, gang)
+    node.end(signal.SIGTERM)
+    shims = [identify(node.read(gang, "shim.json", rank)["pid"]) for rank in range(4)]
+    identities = {shim.pid: shim for shim in shims if shim is not None}
+    assert len(identities) == 4
+    too_early: list[int] = []
+    kill = os.kill
+
+    def record(pid: int, sign: int) -> None:
+        if pid not in identities and any(map(alive, identities.values())):
+            too_early.append(pid)
+        kill(pid, sign)
+
+    monkeypatch.setattr(os, "kill", record)
+    assert await asyncio.to_thread(shutdown.end_all, node.home / "node") == set()
+    assert too_early == []
+    node.start()
+    for process in (await await_all(cluster, gang, "exited")).values():
+        assert process.exit is not None
+        assert (process.exit.lost, process.exit.signal) == (True, None)
+    await teardown(cluster, gang)
 
 
 async def test_learners_live_on_when_the_agent_is_stopped(node: NodeProcess, cluster: LocalCluster) -> None:
