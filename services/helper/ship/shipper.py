@@ -93,6 +93,8 @@ class Shipper:
         self._on_point = on_point
         self._exited = False
         self._gather_s = IDLE_S
+        self._is_followed = True
+        """Then a line is sent at once if none came before it for some milliseconds."""
         self._last_error = ""
         self._changes = Changes()
         self._wake = Wakeup()
@@ -128,7 +130,7 @@ class Shipper:
     async def run(self) -> None:
         backoff = Backoff()
         await self._resume(backoff)
-        retry_at, pause_s, gather_s = 0.0, QUICK_S, QUICK_S
+        retry_at, pause_s, gather_s, sent_at = 0.0, QUICK_S, QUICK_S, 0.0
         while True:
             try:
                 self._refresh()
@@ -137,7 +139,7 @@ class Shipper:
                         await self._append(batches)
                         backoff.reset()
                         self._record_success()
-                        pause_s = QUICK_S
+                        pause_s, sent_at = QUICK_S, time.monotonic()
                         if sum(batch.end - batch.start for batch in batches) < FLOOD_BYTES:
                             await self._gather(gather_s)
                             gather_s = min(self._gather_s, gather_s * 1.5)
@@ -147,7 +149,9 @@ class Shipper:
             except (WeftError, OSError) as error:  # OSError: a full disk under the spool, a failing one under a source
                 retry_at = time.monotonic() + self._record_failure(error, backoff)
             await self._pause(pause_s if time.monotonic() >= retry_at else IDLE_S, until=retry_at)
-            pause_s, gather_s = min(IDLE_S, pause_s * 1.5), max(QUICK_S, gather_s / 1.5)
+            pause_s = min(IDLE_S, pause_s * 1.5)
+            if self._is_followed or time.monotonic() - sent_at > self._gather_s:
+                gather_s = max(QUICK_S, gather_s / 1.5)
 
     async def _resume(self, backoff: Backoff) -> None:
         """Gets the committed offsets from the metrics service. Nothing is sent before."""
@@ -198,6 +202,7 @@ class Shipper:
             return
         finally:
             call.cancel()
+        self._is_followed = not reply.gather_ms
         self._gather_s = max(IDLE_S, reply.gather_ms / 1000)
         self._accept(batches, reply.committed)
 
