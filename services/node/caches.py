@@ -74,8 +74,8 @@ class Caches:
         self._max_bytes = max_bytes
         self._most_data = most_data
         self._learners = learners
-        self._sizes: dict[Path, int] = {}
-        """Environments do not change once they are complete: each is measured once."""
+        self._sizes: dict[Path, tuple[float, int]] = {}
+        """Version and bytes of what has been measured."""
 
     def bound(self) -> tuple[dict[str, int], int]:
         """Removes what exceeds the bound, and half-built environments.
@@ -109,21 +109,36 @@ class Caches:
         for place in _folders(envs):
             stamp, lock = place / _OK, envs / f"{place.name}.lock"
             used = _time(stamp)
-            size = self._sizes.get(place) or self._measure(place)
-            if used:
-                self._sizes[place] = size
-            yield Entry(ENVIRONMENTS, place, lock, stamp, used, size)
+            # It does not change once it is complete.
+            yield Entry(ENVIRONMENTS, place, lock, stamp, used, self._size(place, lock, version=float(used > 0)))
         packages, lock = self._folder / "uv", self._folder / "uv.lock"
         if packages.is_dir():
-            yield Entry(PACKAGES, packages, lock, lock, _time(lock), self._measure(packages))
+            yield self._locked_entry(PACKAGES, packages, lock)
         for tenant in _folders(self._folder / "data"):
             for place in _folders(tenant):
-                lock = place / "lock"
-                yield Entry(DATA, place, lock, lock, _time(lock), self._measure(place))
+                yield self._locked_entry(DATA, place, place / "lock")
 
-    @staticmethod
-    def _measure(place: Path) -> int:
-        return measure(place, None, max_bytes=_ENDLESS, max_files=_ENDLESS).size
+    def _locked_entry(self, kind: str, place: Path, lock: Path) -> Entry:
+        """Of what changes only under its lock. Those who lock it set the lock's time before they change anything."""
+        used = _time(lock)
+        return Entry(kind, place, lock, lock, used, self._size(place, lock, version=used))
+
+    def _size(self, place: Path, lock: Path, *, version: float) -> int:
+        """Measured once for each version, since it may be some hundred thousand files. 0: not known, or not complete.
+
+        Measured again also if the lock was held meanwhile.
+        """
+        known, size = self._sizes.get(place, (0.0, 0))
+        if version and known == version:
+            return size
+        is_free = False
+        if version:
+            with _locked(lock) as is_free:
+                pass
+        size = measure(place, None, max_bytes=_ENDLESS, max_files=_ENDLESS).size
+        if is_free:
+            self._sizes[place] = (version, size)
+        return size
 
     def _remove(self, entry: Entry) -> bool:
         """False if it is in use."""

@@ -53,6 +53,27 @@ def test_nothing_is_removed_within_the_bound(cache: Path) -> None:
     assert {kind: size // MIB for kind, size in sizes.items()} == {"environments": 3, "packages": 1, "data": 1}
 
 
+@pytest.mark.parametrize(("changed", "lock"), [("uv/wheel", "uv.lock"), ("data/t/abc/body", "data/t/abc/lock")])
+def test_files_are_counted_again_only_once_somebody_has_used_them(cache: Path, changed: str, lock: str) -> None:
+    caches = Caches(cache, 100 * MIB, list)
+    before, _ = caches.bound()
+    (cache / changed).write_bytes(b"x" * 3 * MIB)
+    assert caches.bound()[0] == before
+    os.utime(cache / lock, (300, 300))
+    after, _ = caches.bound()
+    assert (sum(after.values()) - sum(before.values())) // MIB == 2
+
+
+def test_files_that_are_just_being_written_are_counted_each_time(cache: Path) -> None:
+    caches = Caches(cache, 100 * MIB, list)
+    with (cache / "uv.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        before, _ = caches.bound()
+        (cache / "uv/wheel").write_bytes(b"x" * 3 * MIB)
+        after, _ = caches.bound()
+    assert (after["packages"] - before["packages"]) // MIB == 2
+
+
 def test_the_least_recently_used_is_removed_first(cache: Path) -> None:
     sizes, removed = Caches(cache, 4 * MIB + MIB // 2, list).bound()
     assert (left(cache), removed) == (ALL - {"oldest"}, 1)
