@@ -24,6 +24,7 @@ BENCHMARKS = {
     "helm_install": "the chart: install to first job trained, cold starts in pods, a roll under load (as root)",
     "dashboard": "the dashboard in Chromium: first row of many jobs, a long curve, many open pages",
     "checkpoints": "what storing checkpoints in the background costs a training",
+    "steady_overhead": "what the platform's processes cost a training while it runs",
     "overhead": "a training run on the platform against the same bare processes",
 }
 

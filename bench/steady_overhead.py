@@ -1,0 +1,133 @@
+"""Measures how much the platform's processes slow a training while it runs.
+
+    python -m bench.steady_overhead [--pairs 400] [--window 1] [--quick] [--python PATH]
+
+examples/digits trains on two learners, with logs and metrics on: about a hundred steps a second, a point reported in
+each, all cores busy. Every second all processes of the platform (services, etcd, helpers, shims) are stopped (SIGSTOP)
+or go on (SIGCONT), in the order A B B A, and the steps of each second are counted by the time stamps of the points.
+What the platform has to do for the seconds in which it was stopped, it does in those in which it runs: its cost is
+counted in full.
+
+* overhead: steps per second while the platform is stopped, in relation to steps per second while it runs (the logarithm
+  of the ratio: noise of both then cancels out). The promise is about its mean; the note below the table says in which
+  interval it lies with a confidence of 95 %.
+
+Neighbouring seconds of one training differ less than two trainings do: ``bench.overhead`` compares whole runs, which
+also have the start and the end of a job, and needs a machine whose speed is constant to show a percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import json
+import math
+import os
+import signal
+import statistics
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.overhead import LEARNERS, job_spec, on_platform
+from bench.own_platform import own_platform
+from bench.report import Row, mean_interval, processes_naming, show
+from tests.testbed.platform import Platform
+from weft import Client
+
+STEPS = 10_000_000
+"""More than it trains before it is ended."""
+WARM_S = 10.0
+EDGE_S = 0.05
+"""At the beginning of each window, which is not counted."""
+
+
+def processes_of(platform: Platform) -> list[int]:
+    """Pids of all processes of the platform except learners."""
+    return [
+        pid
+        for pid in processes_naming(platform.home.root)
+        if b"WEFT_JOB_ID=" not in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+
+
+@contextmanager
+def stoppable(pids: list[int]) -> Generator[None]:
+    """The processes go on at the end in every case."""
+    try:
+        yield
+    finally:
+        send(pids, signal.SIGCONT)
+
+
+def send(pids: list[int], sign: signal.Signals) -> None:
+    """Sends the signal to all."""
+    for pid in pids:
+        os.kill(pid, sign)
+
+
+def rates(platform: Platform, client: Client, pairs: int, window_s: float, python: Path | None) -> list[list[float]]:
+    """Steps per second of each pair of windows: [while the platform is stopped, while it runs]."""
+    job = client.jobs.submit(job_spec(STEPS, python))
+    try:
+        while len(platform.learner_pids(job.id)) < LEARNERS:
+            time.sleep(0.5)
+        time.sleep(WARM_S)
+        pids = processes_of(platform)
+        windows: list[tuple[bool, float, float]] = []
+        with stoppable(pids):
+            for number in range(pairs):
+                for runs in (True, False) if number % 2 else (False, True):
+                    send(pids, signal.SIGCONT if runs else signal.SIGSTOP)
+                    began = time.time()
+                    time.sleep(window_s)
+                    windows.append((runs, began + EDGE_S, time.time()))
+        steps = step_times(platform, job.id)
+        if job.refresh().attempt != 1 or job.status != "PROCESSING":
+            raise RuntimeError(f"the job did not train all the time: {job.status}, attempt {job.attempt}")
+    finally:
+        job.kill()
+        job.wait(60)
+    counted = [(runs, _rate(steps, began, ended)) for runs, began, ended in windows]
+    return [[rate for _, rate in sorted(counted[at : at + 2])] for at in range(0, len(counted), 2)]
+
+
+def step_times(platform: Platform, job: str) -> list[float]:
+    """Unix seconds of all steps, as the first learner has reported them."""
+    files = (platform.home / "node" / job).glob("*/*/job/**/metrics.jsonl")
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return sorted(line["time_ms"] / 1000 for line in lines if "loss" in line["values"])
+
+
+def _rate(steps: list[float], began: float, ended: float) -> float:
+    return (bisect.bisect(steps, ended) - bisect.bisect(steps, began)) / (ended - began)
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=400, help="of windows (default: 400)")
+    parser.add_argument("--window", type=float, default=1.0, help="seconds (default: 1; leases last for some seconds)")
+    parser.add_argument("--quick", action="store_true", help="10 pairs: shows that it works, no more")
+    parser.add_argument("--python", type=Path, help="an interpreter that has the example's packages")
+    args = parser.parse_args()
+    with own_platform() as (platform, client):
+        on_platform(platform, client, 20, args.python)  # builds the environment and fills its compile caches
+        measured = rates(platform, client, 10 if args.quick else args.pairs, args.window, args.python)
+    overhead = [math.log(stopped / runs) * 100 for stopped, runs in measured]
+    low, high = mean_interval(overhead)
+    note = f"the mean overhead is {statistics.mean(overhead):.2f} %, and lies in {low:.2f} to {high:.2f} % (95 %)"
+    show(
+        f"steady overhead: digits x {LEARNERS}, its platform stopped in every other window of {args.window:g} s",
+        [
+            Row("the platform is stopped", [rate for rate, _ in measured], "steps/s"),
+            Row("the platform runs", [rate for _, rate in measured], "steps/s"),
+            Row("overhead", overhead, "%", "<= 1"),
+        ],
+        notes=[note],
+    )
+
+
+if __name__ == "__main__":
+    main()
