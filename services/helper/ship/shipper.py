@@ -150,6 +150,7 @@ class Shipper:
                 retry_at = time.monotonic() + self._record_failure(error, backoff)
             await self._pause(pause_s if time.monotonic() >= retry_at else IDLE_S, until=retry_at)
             pause_s = min(IDLE_S, pause_s * 1.5)
+            # Where nobody follows, lines that come some times a second are gathered, too.
             if self._is_followed or time.monotonic() - sent_at > self._gather_s:
                 gather_s = max(QUICK_S, gather_s / 1.5)
 
