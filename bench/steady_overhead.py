@@ -1,6 +1,6 @@
 """Measures how much the platform's processes slow a training while it runs.
 
-    python -m bench.steady_overhead [--pairs 400] [--window 1] [--quick] [--python PATH]
+    python -m bench.steady_overhead [--pairs 400] [--window 1] [--load 0] [--quick] [--python PATH]
 
 examples/digits trains on two learners, with logs and metrics on: about a hundred steps a second, a point reported in
 each, all cores busy. Every second all processes of the platform (services, etcd, helpers, shims) are stopped (SIGSTOP)
@@ -11,6 +11,9 @@ counted in full.
 * overhead: steps per second while the platform is stopped, in relation to steps per second while it runs (the logarithm
   of the ratio: noise of both then cancels out). The promise is about its mean; the note below the table says in which
   interval it lies with a confidence of 95 %.
+
+``--load 20`` shows what the measurement can see: a program that computes for 20 % of the time, in steps of 20 ms, is
+stopped and goes on together with the platform.
 
 Neighbouring seconds of one training differ less than two trainings do: ``bench.overhead`` compares whole runs, which
 also have the start and the end of a job, and needs a machine whose speed is constant to show a percent.
@@ -25,6 +28,8 @@ import math
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -39,8 +44,15 @@ from weft import Client
 STEPS = 10_000_000
 """More than it trains before it is ended."""
 WARM_S = 10.0
-EDGE_S = 0.05
-"""At the beginning of each window, which is not counted."""
+LOAD = """
+import sys, time
+share = float(sys.argv[1]) / 100
+while True:
+    until = time.monotonic() + 0.02 * share
+    while time.monotonic() < until:
+        pass
+    time.sleep(0.02 * (1 - share))
+"""
 
 
 def processes_of(platform: Platform) -> list[int]:
@@ -67,22 +79,38 @@ def send(pids: list[int], sign: signal.Signals) -> None:
         os.kill(pid, sign)
 
 
-def rates(platform: Platform, client: Client, pairs: int, window_s: float, python: Path | None) -> list[list[float]]:
-    """Steps per second of each pair of windows: [while the platform is stopped, while it runs]."""
-    job = client.jobs.submit(job_spec(STEPS, python))
+@contextmanager
+def loaded(percent: float) -> Generator[list[int]]:
+    """Yields the pid of a program that computes for this share of the time; none for 0."""
+    if not percent:
+        yield []
+        return
+    with subprocess.Popen([sys.executable, "-c", LOAD, str(percent)]) as program:
+        try:
+            yield [program.pid]
+        finally:
+            program.kill()
+
+
+def rates(platform: Platform, client: Client, args: argparse.Namespace, load: list[int]) -> list[list[float]]:
+    """Steps per second of each pair of windows: [while the platform is stopped, while it runs].
+
+    ``load``: pids of more processes that are stopped with it.
+    """
+    job = client.jobs.submit(job_spec(STEPS, args.python))
     try:
         while len(platform.learner_pids(job.id)) < LEARNERS:
             time.sleep(0.5)
         time.sleep(WARM_S)
-        pids = processes_of(platform)
+        pids = processes_of(platform) + load
         windows: list[tuple[bool, float, float]] = []
         with stoppable(pids):
-            for number in range(pairs):
+            for number in range(10 if args.quick else args.pairs):
                 for runs in (True, False) if number % 2 else (False, True):
+                    began = time.time()  # before: once it goes on, the platform does first what is due
                     send(pids, signal.SIGCONT if runs else signal.SIGSTOP)
-                    began = time.time()
-                    time.sleep(window_s)
-                    windows.append((runs, began + EDGE_S, time.time()))
+                    time.sleep(args.window)
+                    windows.append((runs, began, time.time()))
         steps = step_times(platform, job.id)
         if job.refresh().attempt != 1 or job.status != "PROCESSING":
             raise RuntimeError(f"the job did not train all the time: {job.status}, attempt {job.attempt}")
@@ -109,12 +137,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=400, help="of windows (default: 400)")
     parser.add_argument("--window", type=float, default=1.0, help="seconds (default: 1; leases last for some seconds)")
+    parser.add_argument("--load", type=float, default=0, help="percent of a core that another program uses")
     parser.add_argument("--quick", action="store_true", help="10 pairs: shows that it works, no more")
     parser.add_argument("--python", type=Path, help="an interpreter that has the example's packages")
     args = parser.parse_args()
     with own_platform() as (platform, client):
         on_platform(platform, client, 20, args.python)  # builds the environment and fills its compile caches
-        measured = rates(platform, client, 10 if args.quick else args.pairs, args.window, args.python)
+        with loaded(args.load) as load:
+            measured = rates(platform, client, args, load)
     overhead = [math.log(stopped / runs) * 100 for stopped, runs in measured]
     low, high = mean_interval(overhead)
     note = f"the mean overhead is {statistics.mean(overhead):.2f} %, and lies in {low:.2f} to {high:.2f} % (95 %)"
