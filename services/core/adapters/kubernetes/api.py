@@ -84,10 +84,6 @@ class Expired(Unavailable):
     """The server has forgotten the resource version of a watch or of a list's next page. List again."""
 
 
-class WatchRefused(Unavailable):
-    """The server answers a watch by an error: it is away, overloaded, or does not allow it."""
-
-
 class Api:
     """One API server. ``kubeconfig``: None uses the service account of the pod in which this process runs."""
 
@@ -155,14 +151,13 @@ class Api:
 
     async def watch(self, path: str, query: Mapping[str, str], *, silence_s: float) -> AsyncGenerator[Document, None]:
         """Yields events ``{type, object}``. Ends when the server ends it. Raises Unavailable after ``silence_s``
-        seconds without a byte, which a half-open connection causes, Expired, and WatchRefused.
+        seconds without a byte, which a half-open connection causes, and Expired.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
         response = await self._send("GET", path, query={**query, "watch": "true"}, timeout=timeout)
         try:
             if response.status != 200:
-                refusal = _error(response, await _translated(response.read()))
-                raise refusal if isinstance(refusal, Expired) else WatchRefused(refusal.message)
+                raise _error(response, await response.read())
             async with aclosing(_lines(response.response.content)) as lines:
                 async for line in lines:
                     try:

@@ -2,7 +2,7 @@
 
 The library's own informer has no back-off and hangs on a half-open connection. This loop lists, watches from the list's
 resource version with bookmarks, and lists again where the server has forgotten that version (410). After other failures
-it lists again with a jittered back-off, also while the server allows lists and no watches. The server ends each watch
+it lists again with a jittered back-off, also where the server allows lists and no watches. The server ends each watch
 after ``_WATCH_S`` at the latest, and a watch that is silent for ``_SILENCE_S`` is given up.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from services.core.adapters.kubernetes.api import Api, Document, Expired, WatchRefused
+from services.core.adapters.kubernetes.api import Api, Document, Expired
 from services.core.domain.errors import Unavailable, WeftError
 from services.core.runtime.edges import log_unexpected
 from services.core.runtime.retry import Backoff
@@ -27,6 +27,9 @@ _SILENCE_S: Final = 60.0
 _FIRST_S: Final = 0.1
 _SHORT_S: Final = 1.0
 _MOST_S: Final = 10.0
+_MOST_CUT: Final = 3
+"""Watches in a row that may fail before an event. Until then they go on from their version: a list is more work for a
+server that is overloaded."""
 log = structlog.get_logger()
 Key = tuple[str, str]
 """(namespace, name)."""
@@ -52,6 +55,8 @@ class Reflector:
         self._on_change, self._on_list = on_change, on_list
         self._objects: dict[Key, Any] = {}
         self._synced = asyncio.Event()
+        self._cut = 0
+        """Watches in a row that have failed before an event."""
 
     @property
     def objects(self) -> Mapping[Key, Any]:
@@ -92,7 +97,8 @@ class Reflector:
         while True:
             started_s = asyncio.get_running_loop().time()
             version = await self._watch(version)
-            backoff.reset()  # not after the list: where lists are allowed and watches are not, it would never grow
+            if not self._cut:  # not after the list: where lists are allowed and watches are not, it would never grow
+                backoff.reset()
             if asyncio.get_running_loop().time() - started_s < _SHORT_S:  # a server or proxy ends each at once
                 await asyncio.sleep(random.uniform(_FIRST_S / 2, _FIRST_S))
 
@@ -111,15 +117,22 @@ class Reflector:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(random.randint(_WATCH_S // 2, _WATCH_S)),
         }
+        began_s = asyncio.get_running_loop().time()
         try:
             async with aclosing(self._api.watch(self._path, query, silence_s=_SILENCE_S)) as events:
                 async for event in events:
+                    self._cut = 0
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         self._apply(event)
-        except (Expired, WatchRefused):
+            self._cut = 0
+        except Expired:
             raise
         except Unavailable as error:
+            was_silent = asyncio.get_running_loop().time() - began_s >= _SILENCE_S  # nothing may have happened
+            self._cut = 0 if was_silent else self._cut + 1
+            if self._cut > _MOST_CUT:
+                raise
             self._synced.clear()
             log.debug("kubernetes.watch_cut", path=self._path, why=str(error))
             await asyncio.sleep(random.uniform(0, _FIRST_S))
