@@ -118,12 +118,20 @@ class Accounting:
     def _programs(self) -> dict[int, str]:
         """Returns pid -> program name, for all processes of the platform except learners."""
         names: dict[int, str] = {}
-        for pid in processes_naming(self._platform.home.root):
-            environ, command = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
-            if b"WEFT_JOB_ID=" not in environ:  # a learner
-                known = [part.decode() for part in PROGRAMS if part in command]
-                names[pid] = known[0].removeprefix("services.") if known else "others"
+        for pid in processes_of(self._platform):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            known = [part.decode() for part in PROGRAMS if part in command]
+            names[pid] = known[0].removeprefix("services.") if known else "others"
         return names
+
+
+def processes_of(platform: Platform) -> list[int]:
+    """Pids of all processes of the platform except learners."""
+    return [
+        pid
+        for pid in processes_naming(platform.home.root)
+        if b"WEFT_JOB_ID=" not in Path(f"/proc/{pid}/environ").read_bytes()
+    ]
 
 
 def _used(programs: Mapping[int, str]) -> dict[str, float]:

@@ -25,7 +25,6 @@ import argparse
 import bisect
 import json
 import math
-import os
 import signal
 import statistics
 import subprocess
@@ -35,9 +34,10 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.overhead import LEARNERS, job_spec, on_platform
+from bench.overhead import LEARNERS, job_spec, on_platform, processes_of
 from bench.own_platform import own_platform
-from bench.report import Row, mean_interval, processes_naming, show
+from bench.report import Row, mean_interval, show
+from services.node.processes import send_to_all
 from tests.testbed.platform import Platform
 from weft import Client
 
@@ -55,28 +55,13 @@ while True:
 """
 
 
-def processes_of(platform: Platform) -> list[int]:
-    """Pids of all processes of the platform except learners."""
-    return [
-        pid
-        for pid in processes_naming(platform.home.root)
-        if b"WEFT_JOB_ID=" not in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
-
-
 @contextmanager
 def stoppable(pids: list[int]) -> Generator[None]:
     """The processes go on at the end in every case."""
     try:
         yield
     finally:
-        send(pids, signal.SIGCONT)
-
-
-def send(pids: list[int], sign: signal.Signals) -> None:
-    """Sends the signal to all."""
-    for pid in pids:
-        os.kill(pid, sign)
+        send_to_all(pids, signal.SIGCONT)
 
 
 @contextmanager
@@ -108,10 +93,12 @@ def rates(platform: Platform, client: Client, args: argparse.Namespace, load: li
             for number in range(10 if args.quick else args.pairs):
                 for runs in (True, False) if number % 2 else (False, True):
                     began = time.time()  # before: once it goes on, the platform does first what is due
-                    send(pids, signal.SIGCONT if runs else signal.SIGSTOP)
+                    send_to_all(pids, signal.SIGCONT if runs else signal.SIGSTOP)
                     time.sleep(args.window)
                     windows.append((runs, began, time.time()))
         steps = step_times(platform, job.id)
+        if set(pids) - set(load) - set(processes_of(platform)):
+            raise RuntimeError("a process of the platform has ended: its successor was not stopped")
         if job.refresh().attempt != 1 or job.status != "PROCESSING":
             raise RuntimeError(f"the job did not train all the time: {job.status}, attempt {job.attempt}")
     finally:

@@ -133,7 +133,7 @@ class Platform(Backups):
 
         with settings_of_running_platform(home) as settings:
             for name, (last, now) in changed_stores(settings).items():
-                report(f"warning: {name} is {now}, and was {last} until now: what is stored there is not shown")
+                report(f"warning: {name} is {now}, and was {last} until now; set it again to see what is stored there")
             save_stores(settings)
             again = asyncio.run(queue_again(settings, report))
             checks: list[dict[str, Any]] = []

@@ -23,10 +23,12 @@ _CREDENTIALS: Final = re.compile(r"//.*@")
 
 def save_stores(settings: Settings) -> None:
     """Writes the stores of these settings. If that fails, e.g. on a full disk, no store is known."""
-    file = settings.installation / _FILE
+    file, stores = settings.installation / _FILE, _stores(settings)
+    if _last_stores(settings.installation) == stores:
+        return
     with contextlib.suppress(OSError, NoSpace):
         file.unlink(missing_ok=True)
-        write_json(file, {"stores": _stores(settings)})
+        write_json(file, {"stores": stores})
 
 
 def changed_stores(settings: Settings) -> Mapping[str, tuple[str, str]]:
@@ -56,7 +58,7 @@ def _stores(settings: Settings) -> dict[str, str]:
 def _last_stores(home: Home) -> Mapping[str, str]:
     """Empty where it is not known: of a platform that has not run since this file exists."""
     try:
-        stores = (read_json(home / _FILE) or {"stores": {}})["stores"]
+        stores = (read_json(home / _FILE) or {}).get("stores", {})
         return {str(name): str(store) for name, store in stores.items()}
     except (OSError, *MALFORMED):
         return {}

@@ -119,14 +119,14 @@ class Caches:
                 yield self._locked_entry(DATA, place, place / "lock")
 
     def _locked_entry(self, kind: str, place: Path, lock: Path) -> Entry:
-        """Of what changes only under its lock. Those who lock it set the lock's time before they change anything."""
+        """An entry that changes only while its lock is held. Its users set the lock's time before they change it."""
         used = _time(lock)
         return Entry(kind, place, lock, lock, used, self._size(place, lock, version=used))
 
     def _size(self, place: Path, lock: Path, *, version: float) -> int:
-        """Measured once for each version, since it may be some hundred thousand files. 0: not known, or not complete.
+        """Bytes of an entry, which may be some hundred thousand files. Each version is measured once.
 
-        Measured again also if the lock was held meanwhile.
+        ``version`` 0: unknown, or not complete. Then, and while the lock is held, it is measured each time.
         """
         known, size = self._sizes.get(place, (0.0, 0))
         if version and known == version:

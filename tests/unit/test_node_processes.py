@@ -10,6 +10,8 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import pytest
+
 from services.node.processes import ProcessMatcher, kill_all
 from tests.testbed.server import slot
 from tests.waiting import HANG_S
@@ -54,17 +56,15 @@ def start_forking() -> int:
     return alive
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="all programs have one user without root")
 def test_a_program_of_another_job_that_claims_to_be_a_learners_is_not_taken_for_it() -> None:
-    if os.geteuid() != 0:
-        return  # all programs have one user
     matcher = ProcessMatcher(owners=frozenset({LEARNER}), job_dirs=frozenset({JOB_DIR}))
     with program_of(STRANGER), program_of(LEARNER) as own:
         assert matcher.members() == {own}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="learners have no user of their own without root")
 async def test_a_learner_that_forks_faster_than_the_process_table_can_be_read_is_ended() -> None:
-    if os.geteuid() != 0:
-        return  # learners have no user of their own
     alive = start_forking()
     forking = ProcessMatcher(owners=frozenset({FORKING}), job_dirs=frozenset(), uids=frozenset({FORKING}))
     assert await kill_all(forking.members, timeout_s=HANG_S, users=forking.uids)

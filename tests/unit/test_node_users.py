@@ -86,10 +86,9 @@ def test_processes_files_and_shared_memory_of_a_user_are_traces(tmp_path: Path) 
     assert trace_of(nobody, without_processes) == "System V shm"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's process can be started by root only")
 def test_process_that_has_ended_and_is_not_waited_for_is_no_trace(tmp_path: Path) -> None:
     """In a container whose first process waits for none, its user id was never given to another tenant."""
-    if os.geteuid() != 0:
-        return  # a process of another user needs root
     places, user = Places(folders=(str(tmp_path),)), 64_125
     with subprocess.Popen(["sleep", "1000"], user=user) as process:
         assert trace_of(user, places) == f"process {process.pid}"
@@ -112,9 +111,8 @@ def test_a_sweep_removes_the_users_files_and_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
 def test_a_link_that_a_stranger_puts_in_the_place_of_a_folder_leads_a_sweep_nowhere(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        return  # files of two users need root
     learner, stranger = 64_123, 64_124
     shared, kept = tmp_path / "shared", tmp_path / "platform"
     for folder in (shared, kept / "left"):
