@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -93,6 +93,24 @@ def read_config(path: Path | None = None) -> Config:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as broken:
         message = f"{path} cannot be used as a configuration ({broken}); correct or delete it, then `weft login`"
         raise InvalidRequest(message) from None
+
+
+@contextmanager
+def locked_config(path: Path | None = None) -> Generator[Config]:
+    """The stored configuration, for ``write_config`` within the block: no other program changes it meanwhile.
+
+    Raises as ``read_config``. Where the folder cannot be locked (some network file systems), nothing is.
+    """
+    import fcntl  # noqa: PLC0415 - most commands only read
+
+    path = path or config_file()
+    with ExitStack() as at_end:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            at_end.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield read_config(path)
 
 
 def write_config(config: Config, path: Path | None = None) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from weft import InvalidRequest, NotFound, Unauthenticated
-from weft._profile import Config, Profile, config_file, is_loopback, normal_address, read_config, resolve, write_config
+from weft._profile import (
+    Config,
+    Profile,
+    config_file,
+    is_loopback,
+    locked_config,
+    normal_address,
+    read_config,
+    resolve,
+    write_config,
+)
 
 LOCAL = Profile("local", "http://127.0.0.1:8080", "weft_a_b")
 OTHER = Profile("other", "https://weft.example", "weft_c_d")
@@ -36,6 +47,20 @@ def test_written_configuration_is_read_back(environ: dict[str, str]) -> None:
     assert config == Config("local", {"local": LOCAL, "other": OTHER})
     document = json.loads(config_file(environ).read_text())
     assert document["profiles"]["local"] == {"url": LOCAL.url, "key": LOCAL.key}
+
+
+def test_logins_at_the_same_time_all_leave_their_profiles(environ: dict[str, str]) -> None:
+    path = config_file(environ)
+
+    def log_in(number: int) -> None:
+        with locked_config(path) as config:
+            write_config(config.with_profile(Profile(f"p{number}", LOCAL.url, "weft_a_b"), current=True), path)
+
+    with ThreadPoolExecutor(8) as users:
+        for _ in users.map(log_in, range(40)):
+            pass
+    assert set(read_config(path).profiles) == {"local", "other", *(f"p{number}" for number in range(40))}
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_repr_of_a_profile_hides_the_key() -> None:

@@ -232,12 +232,13 @@ class AsyncJobs:
         params |= {"q": q, "metrics": ",".join(metrics) or None, "order": order}
         params |= {"deleted": "true" if deleted else None, "progress": "true" if progress else None}
         left = limit
+        page_size = 100  # the first page comes soon; many jobs take few requests
         while left is None or left > 0:
-            page_size = 100 if left is None else min(left, 500)
-            page = await self._http.json("GET", JOBS, params={**params, "limit": page_size, "after": after})
+            size = page_size if left is None else min(left, 500)
+            page = await self._http.json("GET", JOBS, params={**params, "limit": size, "after": after})
             for document in page["jobs"]:
                 yield AsyncJob(self, document)
-            left = None if left is None else left - len(page["jobs"])
+            left, page_size = None if left is None else left - len(page["jobs"]), 500
             after = page.get("next")
             if not after:
                 return

@@ -60,7 +60,7 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
     """
     from weft._cli.output import emit
     from weft._client import Client
-    from weft._profile import Profile, config_file, environment_key, normal_address, read_config, write_config
+    from weft._profile import Profile, config_file, environment_key, locked_config, normal_address, write_config
 
     address = normal_address(url)
     if key_stdin:
@@ -74,12 +74,11 @@ def login_command(call: Call, url: str, key: str | None, key_stdin: bool, name: 
     key = str(key).strip()
     if not key:  # the client would use the stored key in its place, and then the profile would lose that
         raise click.UsageError("the key is empty; nothing was stored")
-    config = read_config()
-    name = name or call.profile or _name_for(config, address)
-    profile = Profile(name, address, key)
-    with Client(address, profile.key) as client:
+    with Client(address, key) as client:
         me = client.whoami()
-    write_config(config.with_profile(profile, current=True))
+    with locked_config() as config:
+        profile = Profile(name or call.profile or _name_for(config, address), address, key)
+        write_config(config.with_profile(profile, current=True))
     document = {"profile": profile.name, "url": address, "user": me.get("user"), "tenant": me.get("tenant")}
     emit(
         call,
@@ -107,15 +106,15 @@ def logout_command(call: Call, name: str | None) -> None:
     """
     from weft._cli.output import emit
     from weft._errors import Unauthenticated
-    from weft._profile import no_such_profile, read_config, write_config
+    from weft._profile import locked_config, no_such_profile, write_config
 
-    config = read_config()
-    name = name or call.profile or config.current
-    if not name:
-        raise Unauthenticated("not signed in anywhere; `weft login URL` signs in")
-    if name not in config.profiles:
-        raise no_such_profile(name, config)
-    write_config(config.without(name))
+    with locked_config() as config:
+        name = name or call.profile or config.current
+        if not name:
+            raise Unauthenticated("not signed in anywhere; `weft login URL` signs in")
+        if name not in config.profiles:
+            raise no_such_profile(name, config)
+        write_config(config.without(name))
     emit(call, {"profile": name, "removed": True}, people=lambda _wide: f"forgot '{name}'", names=[name])
 
 
@@ -179,12 +178,12 @@ def profile_command(call: Call, name: str | None) -> None:
     """
     from weft._cli.notices import note
     from weft._cli.output import Column, emit, table
-    from weft._profile import read_config, write_config
+    from weft._profile import locked_config, read_config, write_config
 
-    config = read_config()
     if name:
-        config = config.using(name)
-        write_config(config)
+        with locked_config() as config:
+            write_config(config.using(name))
+    config = read_config()
     documents = [
         {"name": profile.name, "url": profile.url, "current": profile.name == config.current, "home": profile.home}
         for profile in config.profiles.values()

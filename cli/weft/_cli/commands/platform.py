@@ -114,7 +114,7 @@ def up_command(
     from weft._cli.local import platform, translated
     from weft._cli.notices import note, warn
     from weft._cli.output import details, emit
-    from weft._profile import Profile, config_file, read_config, write_config
+    from weft._profile import Profile, config_file, locked_config, write_config
 
     place = chosen_home(call, home, new=True)
     flags = {
@@ -136,14 +136,15 @@ def up_command(
         warn(f"the platform runs already, without {', '.join(answer['ignored'])}; to apply: {restart}")
     if answer["unknown"]:
         warn(f"no settings, and without effect: {', '.join(answer['unknown'])}; docs/settings.md has all settings")
-    config = read_config()
-    name = profile_name(config, answer["home"], wanted=call.profile, named=is_named(place))
-    current = config.current in {"", name} or config.current not in config.profiles
-    profile = f"'{name}' in {config_file()}" + (
-        "" if current else f"; '{config.current}' stays current: `weft profile {name}` changes that"
-    )
     try:
-        write_config(config.with_profile(Profile(name, answer["url"], answer["key"], answer["home"]), current=current))
+        with locked_config() as config:
+            name = profile_name(config, answer["home"], wanted=call.profile, named=is_named(place))
+            current = config.current in {"", name} or config.current not in config.profiles
+            own = Profile(name, answer["url"], answer["key"], answer["home"])
+            write_config(config.with_profile(own, current=current))
+        profile = f"'{name}' in {config_file()}" + (
+            "" if current else f"; '{config.current}' stays current: `weft profile {name}` changes that"
+        )
     except OSError as refused:  # HOME is / or cannot be written; the platform runs all the same
         profile, name = "", ""
         warn(
@@ -192,7 +193,7 @@ def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs
     from weft._cli.local import platform, translated
     from weft._cli.notices import note
     from weft._cli.output import emit
-    from weft._profile import read_config, write_config
+    from weft._profile import locked_config, write_config
 
     if keep_jobs and (now or purge):
         raise click.UsageError("--keep-jobs leaves jobs running; it excludes --now and --purge")
@@ -203,8 +204,10 @@ def down_command(call: Call, home: str | None, purge: bool, now: bool, keep_jobs
             if losses:
                 confirm("stop the platform" + (" and remove its folder" if purge else ""), losses, yes=False)
         answer: dict[str, Any] = platform().down(place, purge=purge, now=now, keep_jobs=keep_jobs, report=note)
-    if purge and (without := (config := read_config()).without_home(answer["home"])) != config:
-        write_config(without)
+    if purge:
+        with locked_config() as config:
+            if (without := config.without_home(answer["home"])) != config:
+                write_config(without)
     outcome = "stopped" if answer.get("was_running", True) else "nothing was running"
     if not answer.get("was_running", True) and (other := elsewhere("down", place, answer["home"])):
         note(other)
