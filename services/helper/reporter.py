@@ -35,8 +35,8 @@ NOT_CURRENT_REPEAT_S: Final = 0.5
 """The same while the platform answers that this attempt is not the current one (etcd may have lost it for a moment)."""
 BEAT_S: Final = 2.0
 """Between heartbeats without a change. Each costs a millisecond: most of what an idle helper costs."""
-PROGRESS_S: Final = 1.0
-"""The same of a learner that reports its progress, or is being fetched for."""
+WATCHED_S: Final = 1.0
+"""The same of a learner that is being fetched for, or draws a progress bar: people look at those."""
 GO_FIRST_S: Final = 0.02
 GO_MOST_S: Final = 1.0
 """READY: how often to ask for ``go``, at first and at last. The first moments are a warm start's latency."""
@@ -145,7 +145,8 @@ class Reporter:
                         next_beat = time.monotonic() + go_every
                         go_every = min(GO_MOST_S, go_every * 1.2)
                     else:
-                        next_beat = time.monotonic() + (BEAT_S if self._sent_progress == UNKNOWN else PROGRESS_S)
+                        sent = self._sent_progress
+                        next_beat = time.monotonic() + (WATCHED_S if sent.fetching or sent.bar else BEAT_S)
                 backoff.reset()
                 self._last_error = ""
             except WeftError as error:

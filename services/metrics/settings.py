@@ -62,7 +62,7 @@ class MetricsSettings(Settings):
         description="Pause between two pages of a follower, in seconds; entries stored meanwhile come in one page.",
     )
     metrics_gather_s: float = Field(
-        default=1.0,
+        default=2.0,
         ge=0,
         le=5,
         description="How long helpers may gather lines of a job without followers before they send them, in seconds. "

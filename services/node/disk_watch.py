@@ -33,6 +33,10 @@ from services.node.settings import NodeSettings
 
 CACHES_FILE: Final = "node-caches.json"
 """In WEFT_HOME/run, for `weft status`: ``{bytes: {kind: bytes}, max_bytes}``."""
+_UNCHANGED_ROUNDS: Final = 6
+"""While the disk's free space hardly falls, only one round in so many is made: learners write little."""
+_UNNOTICED: Final = 100
+"""So little is this part of a learner's bounds."""
 _SHARE: Final = 20
 """A round is followed by a pause of so many times its length at least, while there is enough free space."""
 log = structlog.get_logger()
@@ -59,14 +63,36 @@ class DiskWatch:
         self._free_space = capacity.free_space(settings)
         self._instrumentation = instrumentation
         self._learners = learners
+        self._rounds_left_out = 0
 
     async def run(self) -> None:
         """Watches until cancelled."""
         while True:
             began = time.monotonic()
             with log_unexpected("disk.watch_failed"):
-                await self._observe()
+                await self.observe()
             await self._pause(time.monotonic() - began)
+
+    async def observe(self) -> bool:
+        """Makes a round if one is due. Returns whether it did."""
+        if not self._is_due():
+            self._rounds_left_out += 1
+            return False
+        self._rounds_left_out = 0
+        await self._observe()
+        return True
+
+    def _is_due(self) -> bool:
+        """False while no learner is new or being ended, none can have written much, and the last round is recent."""
+        last = self.last_round
+        if last is None or self._rounds_left_out >= _UNCHANGED_ROUNDS - 1 or self._free_space.shortage():
+            return True
+        for learner in self._learners():
+            if not learner.ended and (learner.folder not in last.of_learners or is_being_ended(learner)):
+                return True
+        fallen = (before - now for before, now in zip(last.free, free_space(self._folder), strict=True))
+        bounds = (self._max_bytes, self._max_files)
+        return any(by * _UNNOTICED > bound for by, bound in zip(fallen, bounds, strict=True))
 
     async def _pause(self, took_s: float) -> None:
         """Learners with millions of files make rounds long. While the disk is almost full, the next begins earlier."""

@@ -42,7 +42,7 @@ about two milliseconds, and a learner that reports a hundred steps a second must
 QUIET_S: Final = 0.5
 """The same while only ``weft.report`` writes, whose lines carry their own times. The first line in another file may be
 noticed so late."""
-FLOOD_BYTES: Final = 16 * 2**10
+FLOOD_BYTES: Final = 64 * 2**10
 """So much is sent without waiting for more."""
 WATCHED_S: Final = 1.0
 """How often sizes are read while no file changes and the kernel wakes us for a change."""
@@ -140,7 +140,7 @@ class Shipper:
                         backoff.reset()
                         self._record_success()
                         pause_s, sent_at = QUICK_S, time.monotonic()
-                        if sum(batch.end - batch.start for batch in batches) < FLOOD_BYTES:
+                        if not _is_flood(batches):
                             await self._gather(gather_s)
                             gather_s = min(self._gather_s, gather_s * 1.5)
                         continue
@@ -279,6 +279,12 @@ class Shipper:
             self.progress = report.progress
         if report.values:
             self._on_point(now_ms())
+
+
+def _is_flood(batches: Sequence[SourceBatch]) -> bool:
+    """Whether a call carried so much that the next one can follow at once."""
+    size = sum(batch.end - batch.start for batch in batches)
+    return size >= FLOOD_BYTES or sum(len(batch.lines) for batch in batches) >= BATCH_LINES
 
 
 def _with_name(identity: Source, name: str) -> Source:
