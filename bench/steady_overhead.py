@@ -1,12 +1,12 @@
 """Measures how much the platform's processes slow a training while it runs.
 
-    python -m bench.steady_overhead [--pairs 400] [--window 1] [--load 0] [--quick] [--python PATH]
+    python -m bench.steady_overhead [--stops 300] [--window 1] [--load 0] [--quick] [--python PATH]
 
 examples/digits trains on two learners, with logs and metrics on: about a hundred steps a second, a point reported in
-each, all cores busy. Every second all processes of the platform (services, etcd, helpers, shims) are stopped (SIGSTOP)
-or go on (SIGCONT), in the order A B B A, and the steps of each second are counted by the time stamps of the points.
-What the platform has to do for the seconds in which it was stopped, it does in those in which it runs: its cost is
-counted in full.
+each, all cores busy. In one second of four all processes of the platform (services, etcd, helpers, shims) are stopped
+(SIGSTOP), then they go on (SIGCONT). The steps of each such second are compared with those of the three seconds around
+it, a half of them before it and a half after it, by the time stamps of the points. What the platform has to do for the
+seconds in which it was stopped, it does in those in which it runs: its cost is counted in full, and up to a third more.
 
 * overhead: steps per second while the platform is stopped, in relation to steps per second while it runs (the logarithm
   of the ratio: noise of both then cancels out). The promise is about its mean; the note below the table says in which
@@ -14,6 +14,9 @@ counted in full.
 
 ``--load 20`` shows what the measurement can see: a program that computes for 20 % of the time, in steps of 20 ms, is
 stopped and goes on together with the platform.
+
+The training saves a checkpoint every 5,000 steps: one each second, as by default, waits for the disk and hides all
+else. What storing checkpoints costs is measured by ``bench.checkpoints``.
 
 Neighbouring seconds of one training differ less than two trainings do: ``bench.overhead`` compares whole runs, which
 also have the start and the end of a job, and needs a machine whose speed is constant to show a percent.
@@ -33,6 +36,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.overhead import LEARNERS, job_spec, on_platform, processes_of
 from bench.own_platform import own_platform
@@ -43,6 +47,10 @@ from weft import Client
 
 STEPS = 10_000_000
 """More than it trains before it is ended."""
+EVERY = 5_000
+"""Steps from checkpoint to checkpoint."""
+RUNNING = 3
+"""The platform runs for so many windows after each in which it is stopped."""
 WARM_S = 10.0
 LOAD = """
 import sys, time
@@ -77,25 +85,27 @@ def loaded(percent: float) -> Generator[list[int]]:
             program.kill()
 
 
-def rates(platform: Platform, client: Client, args: argparse.Namespace, load: list[int]) -> list[list[float]]:
-    """Steps per second of each pair of windows: [while the platform is stopped, while it runs].
+def rates(platform: Platform, client: Client, args: argparse.Namespace, load: list[int]) -> list[tuple[float, float]]:
+    """Steps per second around each stop: (while the platform is stopped, while it runs).
 
     ``load``: pids of more processes that are stopped with it.
     """
-    job = client.jobs.submit(job_spec(STEPS, args.python))
+    job = client.jobs.submit(training(args.python))
     try:
         while len(platform.learner_pids(job.id)) < LEARNERS:
             time.sleep(0.5)
         time.sleep(WARM_S)
         pids = processes_of(platform) + load
-        windows: list[tuple[bool, float, float]] = []
+        stops: list[tuple[float, float]] = []
         with stoppable(pids):
-            for number in range(10 if args.quick else args.pairs):
-                for runs in (True, False) if number % 2 else (False, True):
-                    began = time.time()  # before: once it goes on, the platform does first what is due
-                    send_to_all(pids, signal.SIGCONT if runs else signal.SIGSTOP)
-                    time.sleep(args.window)
-                    windows.append((runs, began, time.time()))
+            for _ in range(10 if args.quick else args.stops):
+                time.sleep(RUNNING * args.window)
+                began = time.time()
+                send_to_all(pids, signal.SIGSTOP)
+                time.sleep(args.window)
+                stops.append((began, time.time()))  # before it goes on: then the platform does first what is due
+                send_to_all(pids, signal.SIGCONT)
+            time.sleep(RUNNING * args.window)
         steps = step_times(platform, job.id)
         if set(pids) - set(load) - set(processes_of(platform)):
             raise RuntimeError("a process of the platform has ended: its successor was not stopped")
@@ -104,8 +114,17 @@ def rates(platform: Platform, client: Client, args: argparse.Namespace, load: li
     finally:
         job.kill()
         job.wait(60)
-    counted = [(runs, _rate(steps, began, ended)) for runs, began, ended in windows]
-    return [[rate for _, rate in sorted(counted[at : at + 2])] for at in range(0, len(counted), 2)]
+    half = RUNNING * args.window / 2
+    return [
+        (_rate(steps, (began, ended)), _rate(steps, (began - half, began), (ended, ended + half)))
+        for began, ended in stops
+    ]
+
+
+def training(python: Path | None) -> dict[str, Any]:
+    """The job, which trains until it is ended."""
+    spec = job_spec(STEPS, python)
+    return {**spec, "command": spec["command"].replace(f"--steps {STEPS}", f"--steps {STEPS} --every {EVERY}")}
 
 
 def step_times(platform: Platform, job: str) -> list[float]:
@@ -115,17 +134,18 @@ def step_times(platform: Platform, job: str) -> list[float]:
     return sorted(line["time_ms"] / 1000 for line in lines if "loss" in line["values"])
 
 
-def _rate(steps: list[float], began: float, ended: float) -> float:
-    return (bisect.bisect(steps, ended) - bisect.bisect(steps, began)) / (ended - began)
+def _rate(steps: list[float], *periods: tuple[float, float]) -> float:
+    counted = sum(bisect.bisect(steps, ended) - bisect.bisect(steps, began) for began, ended in periods)
+    return counted / sum(ended - began for began, ended in periods)
 
 
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=400, help="of windows (default: 400)")
+    parser.add_argument("--stops", type=int, default=300, help="of the platform (default: 300, 20 minutes)")
     parser.add_argument("--window", type=float, default=1.0, help="seconds (default: 1; leases last for some seconds)")
     parser.add_argument("--load", type=float, default=0, help="percent of a core that another program uses")
-    parser.add_argument("--quick", action="store_true", help="10 pairs: shows that it works, no more")
+    parser.add_argument("--quick", action="store_true", help="10 stops: shows that it works, no more")
     parser.add_argument("--python", type=Path, help="an interpreter that has the example's packages")
     args = parser.parse_args()
     with own_platform() as (platform, client):
@@ -135,8 +155,9 @@ def main() -> None:
     overhead = [math.log(stopped / runs) * 100 for stopped, runs in measured]
     low, high = mean_interval(overhead)
     note = f"the mean overhead is {statistics.mean(overhead):.2f} %, and lies in {low:.2f} to {high:.2f} % (95 %)"
+    period = (1 + RUNNING) * args.window
     show(
-        f"steady overhead: digits x {LEARNERS}, its platform stopped in every other window of {args.window:g} s",
+        f"steady overhead: digits x {LEARNERS}, its platform stopped for {args.window:g} s of {period:g}",
         [
             Row("the platform is stopped", [rate for rate, _ in measured], "steps/s"),
             Row("the platform runs", [rate for _, rate in measured], "steps/s"),
