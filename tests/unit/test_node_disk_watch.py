@@ -14,9 +14,11 @@ from services.node.instrumentation import Instrumentation
 from services.node.settings import NodeSettings
 
 
-def watch(home: Path, **bounds: int) -> DiskWatch:
+def watch(home: Path, *, max_bytes: int | None = None, max_files: int = 10**9) -> DiskWatch:
     (home / "node").mkdir()
-    settings = NodeSettings(home=home, disk_free_bytes=0, disk_free_percent=0, **bounds)
+    settings = NodeSettings(
+        home=home, disk_free_bytes=0, disk_free_percent=0, node_disk=max_bytes, node_files=max_files
+    )
     return DiskWatch(settings, Instrumentation(CollectorRegistry()), list, FrozenCount(home))
 
 
@@ -29,7 +31,7 @@ async def test_while_the_disk_does_not_fill_one_round_in_six_is_made(tmp_path: P
 async def test_a_round_is_made_once_a_hundredth_of_a_bound_may_have_been_written(tmp_path: Path, resource: str) -> None:
     if resource == "files" and not os.statvfs(tmp_path).f_files:
         pytest.skip("this file system does not count its files")
-    disk = watch(tmp_path, node_disk=10**9, node_files=50_000)
+    disk = watch(tmp_path, max_bytes=10**9, max_files=50_000)
     assert await disk.observe()
     if resource == "bytes":
         with (tmp_path / "large").open("wb") as file:
