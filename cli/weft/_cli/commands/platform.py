@@ -146,7 +146,7 @@ def up_command(
             "" if current else f"; '{config.current}' stays current: `weft profile {name}` changes that"
         )
     except OSError as refused:  # HOME is / or cannot be written; the platform runs all the same
-        profile, name = "", ""
+        profile, name, current = "", "", False
         warn(
             f"no profile was written: {config_file()}: {refused.strerror}; set XDG_CONFIG_HOME to a folder of yours "
             f"and repeat `{command_in('up', place)}`, or give other commands WEFT_URL and WEFT_KEY"
