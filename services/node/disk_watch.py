@@ -51,7 +51,10 @@ class DiskWatch:
         instrumentation: Instrumentation,
         learners: Callable[[], Iterable[Learner]],
         frozen_count: FrozenCount,
+        *,
+        free_space: Callable[[Path], tuple[int, int]] = free_space,
     ) -> None:
+        """``free_space``: (bytes, files) that are free on the disk of a folder."""
         self.last_round: Round | None = None
         self._frozen_count = frozen_count
         self._folder = settings.installation / "node"
@@ -60,6 +63,7 @@ class DiskWatch:
         self._max_files = settings.node_files
         self._max_tenant_bytes = settings.node_tenant_disk or max(half, self._max_bytes)
         self._pause_s = settings.node_disk_check_s
+        self._free_on = free_space
         self._free_space = capacity.free_space(settings)
         self._instrumentation = instrumentation
         self._learners = learners
@@ -90,7 +94,7 @@ class DiskWatch:
         for learner in self._learners():
             if not learner.ended and (learner.folder not in last.of_learners or is_being_ended(learner)):
                 return True
-        fallen = (before - now for before, now in zip(last.free, free_space(self._folder), strict=True))
+        fallen = (before - now for before, now in zip(last.free, self._free_on(self._folder), strict=True))
         bounds = (self._max_bytes, self._max_files)
         return any(by * _UNNOTICED > bound for by, bound in zip(fallen, bounds, strict=True))
 
@@ -104,7 +108,7 @@ class DiskWatch:
 
     async def _observe(self) -> None:
         totals, children = Counter[str](), dict[int, list[int]]()
-        by_folder, free = dict[Path, DiskUse](), free_space(self._folder)
+        by_folder, free = dict[Path, DiskUse](), self._free_on(self._folder)
         running: list[Learner] = []
         for learner in [learner for learner in self._learners() if not learner.ended]:
             children = children or await asyncio.to_thread(lambda: children_of(read_table()))
@@ -120,7 +124,7 @@ class DiskWatch:
                 await asyncio.to_thread(end_for_disk, learner, bound, why, self._instrumentation)
             else:
                 totals[learner.tenant] += use.size
-        bytes_after, files_after = free_space(self._folder)
+        bytes_after, files_after = self._free_on(self._folder)
         self.last_round = Round(by_folder, (min(free[0], bytes_after), min(free[1], files_after)))
         self._instrumentation.disk.set(totals.total())
         for tenant, total in totals.items():
