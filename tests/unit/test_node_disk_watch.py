@@ -12,7 +12,7 @@ from services.node.frozen_count import FrozenCount
 from services.node.instrumentation import Instrumentation
 from services.node.settings import NodeSettings
 
-FREE = (10**12, 10**7)
+FREE: tuple[int, int] = (10**12, 10**7)
 """Bytes and files."""
 
 
@@ -21,7 +21,7 @@ class Disk:
 
     def __init__(self, home: Path) -> None:
         (home / "node").mkdir()
-        self.free = FREE
+        self.free: tuple[int, int] = FREE
         settings = NodeSettings(home=home, disk_free_bytes=0, disk_free_percent=0, node_disk=10**9, node_files=50_000)
         self.watch = DiskWatch(
             settings, Instrumentation(CollectorRegistry()), list, FrozenCount(home), free_space=lambda _: self.free
