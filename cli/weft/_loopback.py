@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -41,10 +42,18 @@ class Loopback:
         self._netloc = parts.netloc
         self._headers = {"Accept": "application/json", **common_headers(profile)}
         self._idle: deque[HttpConnection] = deque()
+        self._closed = False
 
     def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        """Closes all connections; those that another thread uses are closed after its request."""
+        self._closed = True
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Closes the connections that no request uses."""
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                self._idle.pop().close()
 
     def request(
         self, method: str, path: str, *, params: Mapping[str, Any], body: object, headers: Mapping[str, str]
@@ -72,6 +81,8 @@ class Loopback:
             self._idle.append(connection)
         else:
             connection.close()
+        if self._closed:  # meanwhile, by another thread
+            self.drop_idle()
         return answer
 
     def _connection(self) -> HttpConnection:

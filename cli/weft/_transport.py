@@ -54,7 +54,7 @@ class Transport:
         if self._process == os.getpid():
             return
         if self._loopback is not None:
-            self._loopback.close()  # its connections stay open in the other process
+            self._loopback.drop_idle()  # they stay open in the other process
         self._inherited, self._library = self._library, None
         self._lock, self._process = threading.Lock(), os.getpid()
 

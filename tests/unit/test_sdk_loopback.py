@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
@@ -91,6 +91,25 @@ def test_threads_that_share_a_client_get_the_answers_to_their_own_requests(platf
         with ThreadPoolExecutor(threads) as pool:
             answers = list(pool.map(get_ten, range(threads)))
         assert answers == [[f'"/v1/{thread}/{number}"'.encode() for number in range(10)] for thread in range(threads)]
+
+
+def test_no_connection_is_left_by_a_request_that_ends_after_its_client_was_closed(platform: Platforms) -> None:
+    """As when `weft train --follow` ends while its thread reads the job's progress."""
+    asked, closed = Event(), Event()
+
+    def answer(_: Request, __: int) -> Answer:
+        asked.set()
+        assert closed.wait(HANG_S)
+        return json_answer("late")
+
+    with scripted(answer) as server, ThreadPoolExecutor(1) as thread:
+        client = platform(server.url)
+        late = thread.submit(get, client)
+        assert asked.wait(HANG_S)
+        client.close()
+        closed.set()
+        assert late.result(HANG_S).body == b'"late"'
+        eventually(lambda: server.closed)
 
 
 def test_without_a_platform_the_error_says_that_nothing_was_sent_and_what_to_do(platform: Platforms) -> None:
