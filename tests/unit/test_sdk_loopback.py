@@ -95,17 +95,17 @@ def test_threads_that_share_a_client_get_the_answers_to_their_own_requests(platf
 
 def test_no_connection_is_left_by_a_request_that_ends_after_its_client_was_closed(platform: Platforms) -> None:
     """As when `weft train --follow` ends while its thread reads the job's progress."""
-    asked, closed = Event(), Event()
+    received, closed = Event(), Event()
 
     def answer(_: Request, __: int) -> Answer:
-        asked.set()
+        received.set()
         assert closed.wait(HANG_S)
         return json_answer("late")
 
     with scripted(answer) as server, ThreadPoolExecutor(1) as thread:
         client = platform(server.url)
         late = thread.submit(get, client)
-        assert asked.wait(HANG_S)
+        assert received.wait(HANG_S)
         client.close()
         closed.set()
         assert late.result(HANG_S).body == b'"late"'
