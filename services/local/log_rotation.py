@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import os
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,7 @@ log = structlog.get_logger()
 async def rotate_logs(folder: Path, *, most_bytes: int, copies: int) -> None:
     """Rotates each ``*.log`` in the folder that has grown beyond ``most_bytes``, until cancelled."""
     while True:
-        for path in _logs(folder):
+        for path in sorted(folder.glob("*.log")):
             try:
                 if path.stat().st_size > most_bytes:
                     await asyncio.to_thread(rotate, path, copies=copies)
@@ -35,12 +34,6 @@ async def rotate_logs(folder: Path, *, most_bytes: int, copies: int) -> None:
             except (OSError, NoSpace) as error:
                 log.warning("log.not_rotated", file=path.name, why=str(error))
         await asyncio.sleep(_PAUSE_S)
-
-
-def _logs(folder: Path) -> list[Path]:
-    with suppress(OSError), os.scandir(folder) as entries:  # Path.glob takes five times as long
-        return sorted(Path(entry.path) for entry in entries if entry.name.endswith(".log"))
-    return []
 
 
 def rotate(path: Path, *, copies: int) -> None:
