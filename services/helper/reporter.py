@@ -35,8 +35,8 @@ NOT_CURRENT_REPEAT_S: Final = 0.5
 """The same while the platform answers that this attempt is not the current one (etcd may have lost it for a moment)."""
 BEAT_S: Final = 2.0
 """Between heartbeats without a change. Each costs a millisecond: most of what an idle helper costs."""
-WATCHED_S: Final = 1.0
-"""The same of a learner that is being fetched for, or draws a progress bar: people look at those."""
+SHOWN_BEAT_S: Final = 1.0
+"""The same while data is fetched for the learner, or it draws a progress bar: both are shown live."""
 GO_FIRST_S: Final = 0.02
 GO_MOST_S: Final = 1.0
 """READY: how often to ask for ``go``, at first and at last. The first moments are a warm start's latency."""
@@ -146,7 +146,7 @@ class Reporter:
                         go_every = min(GO_MOST_S, go_every * 1.2)
                     else:
                         sent = self._sent_progress
-                        next_beat = time.monotonic() + (WATCHED_S if sent.fetching or sent.bar else BEAT_S)
+                        next_beat = time.monotonic() + (SHOWN_BEAT_S if sent.fetching or sent.bar else BEAT_S)
                 backoff.reset()
                 self._last_error = ""
             except WeftError as error:

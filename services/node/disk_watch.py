@@ -33,10 +33,10 @@ from services.node.settings import NodeSettings
 
 CACHES_FILE: Final = "node-caches.json"
 """In WEFT_HOME/run, for `weft status`: ``{bytes: {kind: bytes}, max_bytes}``."""
-_UNCHANGED_ROUNDS: Final = 6
-"""While the disk's free space hardly falls, only one round in so many is made: learners write little."""
-_UNNOTICED: Final = 100
-"""So little is this part of a learner's bounds."""
+_ROUNDS_WITHOUT_WRITES: Final = 6
+"""While the disk's free space hardly falls, one round in so many is made."""
+_BOUND_SHARE: Final = 100
+"""Free space hardly falls while less than one part in so many of a learner's bound is lost since the last round."""
 _SHARE: Final = 20
 """A round is followed by a pause of so many times its length at least, while there is enough free space."""
 log = structlog.get_logger()
@@ -52,9 +52,9 @@ class DiskWatch:
         learners: Callable[[], Iterable[Learner]],
         frozen_count: FrozenCount,
         *,
-        free_space: Callable[[Path], tuple[int, int]] = free_space,
+        measure_free: Callable[[Path], tuple[int, int]] = free_space,
     ) -> None:
-        """``free_space``: (bytes, files) that are free on the disk of a folder."""
+        """``measure_free``: (bytes, files) that are free on the disk of a folder."""
         self.last_round: Round | None = None
         self._frozen_count = frozen_count
         self._folder = settings.installation / "node"
@@ -63,11 +63,11 @@ class DiskWatch:
         self._max_files = settings.node_files
         self._max_tenant_bytes = settings.node_tenant_disk or max(half, self._max_bytes)
         self._pause_s = settings.node_disk_check_s
-        self._free_on = free_space
+        self._measure_free = measure_free
         self._free_space = capacity.free_space(settings)
         self._instrumentation = instrumentation
         self._learners = learners
-        self._rounds_left_out = 0
+        self._rounds_skipped = 0
 
     async def run(self) -> None:
         """Watches until cancelled."""
@@ -79,24 +79,27 @@ class DiskWatch:
 
     async def observe(self) -> bool:
         """Makes a round if one is due. Returns whether it did."""
-        if not self._is_due():
-            self._rounds_left_out += 1
+        if not await asyncio.to_thread(self._is_due):
+            self._rounds_skipped += 1
             return False
-        self._rounds_left_out = 0
+        self._rounds_skipped = 0
         await self._observe()
         return True
 
     def _is_due(self) -> bool:
-        """False while no learner is new or being ended, none can have written much, and the last round is recent."""
+        """False while no learner is new or being ended, none can have written much, and the last round is recent.
+
+        Reads files.
+        """
         last = self.last_round
-        if last is None or self._rounds_left_out >= _UNCHANGED_ROUNDS - 1 or self._free_space.shortage():
+        if last is None or self._rounds_skipped >= _ROUNDS_WITHOUT_WRITES - 1 or self._free_space.shortage():
             return True
         for learner in self._learners():
             if not learner.ended and (learner.folder not in last.of_learners or is_being_ended(learner)):
                 return True
-        fallen = (before - now for before, now in zip(last.free, self._free_on(self._folder), strict=True))
+        fallen = (before - now for before, now in zip(last.free, self._measure_free(self._folder), strict=True))
         bounds = (self._max_bytes, self._max_files)
-        return any(by * _UNNOTICED > bound for by, bound in zip(fallen, bounds, strict=True))
+        return any(by * _BOUND_SHARE > bound for by, bound in zip(fallen, bounds, strict=True))
 
     async def _pause(self, took_s: float) -> None:
         """Learners with millions of files make rounds long. While the disk is almost full, the next begins earlier."""
@@ -108,7 +111,7 @@ class DiskWatch:
 
     async def _observe(self) -> None:
         totals, children = Counter[str](), dict[int, list[int]]()
-        by_folder, free = dict[Path, DiskUse](), self._free_on(self._folder)
+        by_folder, free = dict[Path, DiskUse](), self._measure_free(self._folder)
         running: list[Learner] = []
         for learner in [learner for learner in self._learners() if not learner.ended]:
             children = children or await asyncio.to_thread(lambda: children_of(read_table()))
@@ -124,7 +127,7 @@ class DiskWatch:
                 await asyncio.to_thread(end_for_disk, learner, bound, why, self._instrumentation)
             else:
                 totals[learner.tenant] += use.size
-        bytes_after, files_after = self._free_on(self._folder)
+        bytes_after, files_after = self._measure_free(self._folder)
         self.last_round = Round(by_folder, (min(free[0], bytes_after), min(free[1], files_after)))
         self._instrumentation.disk.set(totals.total())
         for tenant, total in totals.items():

@@ -24,7 +24,7 @@ class Disk:
         self.free: tuple[int, int] = FREE
         settings = NodeSettings(home=home, disk_free_bytes=0, disk_free_percent=0, node_disk=10**9, node_files=50_000)
         self.watch = DiskWatch(
-            settings, Instrumentation(CollectorRegistry()), list, FrozenCount(home), free_space=lambda _: self.free
+            settings, Instrumentation(CollectorRegistry()), list, FrozenCount(home), measure_free=lambda _: self.free
         )
 
     async def observe(self, rounds: int) -> list[int]:
