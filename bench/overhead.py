@@ -151,13 +151,13 @@ def _woken(programs: Mapping[int, str]) -> dict[str, int]:
     return woken
 
 
-def job_spec(steps: int, python: Path | None) -> dict[str, Any]:
+def job_spec(steps: int, python: Path | None, *options: str) -> dict[str, Any]:
     """Returns the example's spec; its learners write time stamps at start and end.
 
-    ``python``: see ``with_python``.
+    ``python``: see ``with_python``. ``options``: more of the training's command.
     """
     spec = example_spec(EXAMPLE)
-    command = f"{spec['command']} --steps {steps}"
+    command = " ".join([spec["command"], f"--steps {steps}", *options])
     job = {
         **spec,
         "code": str(REPOSITORY / "examples" / EXAMPLE),

@@ -36,7 +36,6 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from bench.overhead import LEARNERS, job_spec, on_platform, processes_of
 from bench.own_platform import own_platform
@@ -90,7 +89,7 @@ def rates(platform: Platform, client: Client, args: argparse.Namespace, load: li
 
     ``load``: pids of more processes that are stopped with it.
     """
-    job = client.jobs.submit(training(args.python))
+    job = client.jobs.submit(job_spec(STEPS, args.python, f"--every {EVERY}"))
     try:
         while len(platform.learner_pids(job.id)) < LEARNERS:
             time.sleep(0.5)
@@ -119,12 +118,6 @@ def rates(platform: Platform, client: Client, args: argparse.Namespace, load: li
         (_rate(steps, (began, ended)), _rate(steps, (began - half, began), (ended, ended + half)))
         for began, ended in stops
     ]
-
-
-def training(python: Path | None) -> dict[str, Any]:
-    """The job, which trains until it is ended."""
-    spec = job_spec(STEPS, python)
-    return {**spec, "command": spec["command"].replace(f"--steps {STEPS}", f"--steps {STEPS} --every {EVERY}")}
 
 
 def step_times(platform: Platform, job: str) -> list[float]:

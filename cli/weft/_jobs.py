@@ -238,7 +238,8 @@ class Jobs:
             page = self._http.json("GET", JOBS, params={**params, "limit": size, "after": after})
             for document in page["jobs"]:
                 yield Job(self, document)
-            left, page_size = None if left is None else left - len(page["jobs"]), 500
+            left = None if left is None else left - len(page["jobs"])
+            page_size = 500
             after = page.get("next")
             if not after:
                 return
