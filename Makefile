@@ -65,7 +65,7 @@ test-browser: setup dashboard ## The dashboard in a real browser (ARGS=... for p
 	@$(BIN)/pytest -q tests/browser -n 2 $(ARGS)
 
 test-cluster: setup ## The tests on Kubernetes (KUBECONFIG=...: on that)
-	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/pytest -p tests.testbed.progress -o console_output_style=classic tests/cluster $(ARGS)
+	@WEFT_TEST_KUBECONFIG=$(KUBECONFIG) scripts/test.sh $(if $(KUBECONFIG),-n 0) tests/cluster $(ARGS)
 
 cluster-up: setup ## Start Kubernetes here (NODES=1..3 SIMULATED=100)
 	@$(BIN)/python -m tests.testbed.kubernetes up --nodes $(or $(NODES),$(if $(SIMULATED),0,1)) $(if $(SIMULATED),--simulated $(SIMULATED)) $(ARGS)

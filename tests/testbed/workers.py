@@ -19,8 +19,9 @@ from xdist.scheduler import LoadScopeScheduling
 FOLDERS: Final = ("tests/cluster", "tests/browser", "tests/compose", "tests/helm")
 """Folders that are a unit: their tests share a Kubernetes cluster, a platform and a browser, or an installation. They
 are packages, whose fixtures end with them."""
-_SPLIT: Final = "tests/browser"
-"""A folder that is no unit where its tests are all that is run: each worker then starts a platform and a browser."""
+_SPLIT: Final = ("tests/cluster", "tests/browser")
+"""Folders that are no unit where the tests of one are all that is run: their tests mostly wait, and each worker then
+starts a cluster, or a platform and a browser."""
 _TOGETHER: Final = {"tests/helm": "tests/cluster"}
 """Folder -> the folder to whose unit it belongs: each starts a Kubernetes cluster, and two at once are slow."""
 LONGEST: Final[Sequence[str]] = (
@@ -63,7 +64,7 @@ _CRASHED: Final = pytest.StashKey[dict[Any, object]]()
 
 def units(nodeids: Collection[str]) -> dict[str, str]:
     """Test -> its unit."""
-    if all(nodeid.startswith(f"{_SPLIT}/") for nodeid in nodeids):
+    if any(all(nodeid.startswith(f"{folder}/") for nodeid in nodeids) for folder in _SPLIT):
         return {nodeid: _file(nodeid) for nodeid in nodeids}
     sharing = {_file(nodeid) for nodeid in nodeids if "every-hint-dropped" in nodeid}
     return {nodeid: _unit(nodeid, sharing) for nodeid in nodeids}

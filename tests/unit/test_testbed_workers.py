@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.testbed.workers import LONGEST, units
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +40,11 @@ def test_tests_on_one_platform_or_cluster_are_one_unit_and_all_others_go_by_file
     ]
 
 
-def test_tests_in_a_browser_are_one_unit_but_in_a_run_of_their_own() -> None:
-    browser = ["tests/browser/test_jobs.py::test_one", "tests/browser/test_live.py::test_two"]
-    assert list(units(browser).values()) == ["tests/browser/test_jobs.py", "tests/browser/test_live.py"]
-    assert list(units([*browser, "a/test_up.py::test_three"]).values()) == ["tests/browser"] * 2 + ["a/test_up.py"]
+@pytest.mark.parametrize("folder", ["tests/browser", "tests/cluster"])
+def test_tests_of_a_slow_folder_are_one_unit_but_in_a_run_of_their_own(folder: str) -> None:
+    slow = [f"{folder}/test_jobs.py::test_one", f"{folder}/test_live.py::test_two"]
+    assert list(units(slow).values()) == [f"{folder}/test_jobs.py", f"{folder}/test_live.py"]
+    assert list(units([*slow, "a/test_up.py::test_three"]).values()) == [folder] * 2 + ["a/test_up.py"]
 
 
 def test_every_file_that_is_said_to_take_long_is_there() -> None:
