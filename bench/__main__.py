@@ -21,6 +21,8 @@ BENCHMARKS = {
     "scale_history": "a million ended jobs beside a thousand: idle time, list, show, submit",
     "k8s_create": "100 jobs x 4 -> their pods exist, beside plain pods and Kubernetes Jobs (as root)",
     "k8s_gang": "400 gangs x 8 -> all bound on 500 simulated nodes, beside the same (as root)",
+    "k8s_load": "a job among 700 against one among 70, as in FfDL's heavy load, on simulated nodes (as root)",
+    "k8s_storm": "2,000 jobs submitted within 10 s, on simulated nodes (as root)",
     "helm_install": "the chart: install to first job trained, cold starts in pods, a roll under load (as root)",
     "dashboard": "the dashboard in Chromium: first row of many jobs, a long curve, many open pages",
     "checkpoints": "what storing checkpoints in the background costs a training",

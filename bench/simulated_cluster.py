@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.report import Row
-from services.core.adapters.kubernetes.api import Api
+from services.core.adapters.kubernetes.api import Api, Document
 from services.core.adapters.kubernetes.options import GangMethod
 from services.core.adapters.kubernetes.places import PODS
 from services.core.adapters.kubernetes.reflector import Reflector
@@ -175,7 +175,7 @@ async def _kubernetes_jobs(machines: Cluster, count: Count, jobs: int, pods: int
     return Result(created - began, bound - began, 1)
 
 
-def _pod(name: str) -> dict[str, Any]:
+def _pod(name: str, mark: str = "plain") -> dict[str, Any]:
     size = {"cpu": "110m", "memory": "96Mi", "nvidia.com/gpu": "1"}
     container = {
         "name": "learner",
@@ -185,7 +185,7 @@ def _pod(name: str) -> dict[str, Any]:
     }
     security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
     spec = {"restartPolicy": "Never", "securityContext": security, "containers": [container]}
-    return {"metadata": {"name": name, "labels": {_MARK: "plain"}}, "spec": spec}
+    return {"metadata": {"name": name, "labels": {_MARK: mark}}, "spec": spec}
 
 
 def _pod_group(name: str, pods: int) -> dict[str, Any]:
@@ -200,10 +200,59 @@ def _numbered_pod(job: str, number: int, *, in_group: bool) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", **pod}
 
 
-def _job(name: str, pods: int) -> dict[str, Any]:
-    template = {"metadata": {"labels": {_MARK: "job"}}, "spec": _pod(name)["spec"]}
+def _job(name: str, pods: int, mark: str = "job") -> dict[str, Any]:
+    template = {"metadata": {"labels": {_MARK: mark}}, "spec": _pod(name)["spec"]}
     spec = {"parallelism": pods, "completions": pods, "completionMode": "Indexed", "template": template}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+def make_namespace(machines: Cluster) -> None:
+    """Makes the namespace of what is created without Weft, where no platform of this benchmark has made it."""
+    machines.kubectl.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+
+
+async def delays_until_bound(machines: Cluster, due: Sequence[float], *, as_jobs: bool) -> list[float]:
+    """For each pod, the seconds from the moment at which it is due until it is bound.
+
+    ``due``: seconds from now. Without Weft: plain pods, or one of Kubernetes' Jobs for each. Nothing is left.
+    """
+    bound_s: dict[str, float] = {}
+
+    def note(pod: Document) -> None:
+        if pod["spec"].get("nodeName"):
+            bound_s.setdefault(pod["metadata"]["labels"][_MARK], time.monotonic())
+
+    def note_all() -> None:
+        for pod in pods.objects.values():
+            note(pod)
+
+    api = Api(machines.kubeconfig)
+    pods = Reflector(api, _PODS, on_change=note, on_list=note_all)
+    watching = asyncio.create_task(pods.run())
+    began_s = time.monotonic()
+
+    async def create(name: str, due_s: float) -> None:
+        await asyncio.sleep(began_s + due_s - time.monotonic())
+        if as_jobs:
+            await api.create(_JOBS, _job(name, 1, mark=name))
+        else:
+            await api.create(_PODS, {"apiVersion": "v1", "kind": "Pod", **_pod(name, mark=name)})
+
+    names = {f"alone-{number}": due_s for number, due_s in enumerate(due)}
+    try:
+        await pods.synced(_TIMEOUT_S)
+        await asyncio.gather(*(create(name, due_s) for name, due_s in names.items()))
+        async with asyncio.timeout(_TIMEOUT_S):
+            while len(bound_s) < len(names):  # noqa: ASYNC110 - pods are noted by a watch
+                await asyncio.sleep(0.01)
+        await asyncio.to_thread(
+            replace(machines.kubectl, namespace=NAMESPACE), "delete", "jobs,pods", "--all", "--grace-period=0"
+        )
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await api.close()
+    return [bound_s[name] - began_s - due_s for name, due_s in names.items()]
 
 
 WAYS: Final[dict[str, Callable[[Cluster, Count, int, int], Awaitable[Result]]]] = {

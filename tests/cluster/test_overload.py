@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pytest
@@ -15,7 +16,10 @@ import pytest
 from services.core.adapters.kubernetes.options import GangMethod
 from tests.promises import Promise
 from tests.testbed.kubernetes.cluster import Cluster, cluster
+from tests.testbed.kubernetes.platform_in_pods import objects_left, platform_on_simulated_nodes
 from tests.testbed.kubernetes.simulated_gangs import bound_in_part, gang_of_pods, gangs_on
+from tests.waiting import HANG_S, eventually
+from weft import Client
 
 _GPUS: Final = 8
 """Of each simulated node."""
@@ -86,3 +90,20 @@ async def test_packed_jobs_share_nodes_and_spread_jobs_do_not(
             used = {node for entry in bound.values() for node in entry}
             promise.saw(f"{method}, {placement}: {sorted(per_job)} nodes for jobs of {pods} pods, {len(used)} in all")
             assert per_job == [nodes] * jobs
+
+
+@pytest.mark.promise("R4")
+def test_jobs_that_are_submitted_at_once_all_run_and_leave_nothing(simulated: Cluster, promise: Promise) -> None:
+    """``python -m bench.k8s_storm`` submits 2,000, and measures."""
+    count = promise.n(short=30, long=300)
+    with (
+        platform_on_simulated_nodes(simulated, name="storm") as running,
+        Client(running.url, running.key) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        spec = {"name": "storm", "command": "sleep 1", "resources": {"cpus": 0.1, "memory": "64MiB", "gpus": 1}}
+        jobs = list(threads.map(lambda _: client.jobs.submit(spec), range(count)))
+        for job in jobs:
+            assert (job.wait(HANG_S * 2).status, job.attempt) == ("COMPLETED", 1), job.message
+        eventually(lambda: objects_left(simulated) == [])
+    promise.kept(count, "jobs that are submitted at once on simulated nodes: all run, nothing is left")

@@ -26,6 +26,8 @@ _TOGETHER: Final = {"tests/helm": "tests/cluster"}
 """Folder -> the folder to whose unit it belongs: each starts a Kubernetes cluster, and two at once are slow."""
 LONGEST: Final[Sequence[str]] = (
     "tests/cluster",
+    "tests/cluster/test_cluster_port.py",
+    "tests/cluster/test_life_in_pods.py",
     "tests/compose",
     "tests/browser",
     "tests/integration/test_digits.py",

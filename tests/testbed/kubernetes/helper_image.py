@@ -71,7 +71,7 @@ def _packages(image: Image) -> Path:
         content = folder / "content"
         for wheel in sorted(wheels(ROOT / image.requirements, image.without).glob("*.whl")):
             shutil.unpack_archive(wheel, content, "zip")
-        (folder / "layer.tar").write_bytes(_layer(content))
+        (folder / "layer.tar").write_bytes(packed(content, _PLACE))
         shutil.rmtree(content)
 
     return built("helper-packages", [ROOT / image.requirements, Path(__file__)], build) / "layer.tar"
@@ -93,17 +93,17 @@ def _modules(image: Image, without: Sequence[str]) -> bytes:
             shutil.copytree(tracked / project / top, content / top)
         for name in without:
             shutil.rmtree(content / "services" / name, ignore_errors=True)  # the dashboard has no module
-        return _layer(content)
+        return packed(content, _PLACE)
 
 
-def _layer(content: Path) -> bytes:
-    """A tar file with what is below ``content``, compiled, at its place in the image."""
+def packed(content: Path, place: str) -> bytes:
+    """A layer with what is below ``content``, compiled, at this place in the image."""
     # By hashes that are not checked: the files' times would have to stay the same, and nothing writes there.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    compileall.compile_dir(content, quiet=2, stripdir=str(content), prependdir=f"/{_PLACE}", invalidation_mode=mode)
+    compileall.compile_dir(content, quiet=2, stripdir=str(content), prependdir=f"/{place}", invalidation_mode=mode)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        tar.add(content, _PLACE, filter=_of_root)
+        tar.add(content, place, filter=_of_root)
     return buffer.getvalue()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -62,6 +64,30 @@ def platform_in_pods(
         }
         with platform({**own, **(settings or {})}) as running:
             yield running
+
+
+@contextmanager
+def platform_on_simulated_nodes(
+    cluster: Cluster, *, name: str, settings: Mapping[str, str] | None = None
+) -> Generator[Platform]:
+    """The same on simulated nodes: ``simulated_helpers`` plays the helpers and learners of all pods."""
+    own = {
+        "WEFT_CLUSTER": "kubernetes",
+        "WEFT_KUBERNETES_KUBECONFIG": str(cluster.kubeconfig),
+        "WEFT_KUBERNETES_HELPER_IMAGE": "none",
+        "WEFT_KUBERNETES_INSTALLATION": name,
+        "WEFT_KUBERNETES_NAMESPACE_PREFIX": f"{name}-",
+        "WEFT_ADVERTISE": "127.0.0.1",
+        "WEFT_LEARNERS_HOST": "127.0.0.1",
+        "WEFT_LEARNERS_PORT": str(free_port()),
+    }
+    program = [sys.executable, "-m", "tests.testbed.kubernetes.simulated_helpers"]
+    with subprocess.Popen([*program, str(cluster.kubeconfig), name]) as helpers:
+        try:
+            with platform({**own, **(settings or {})}) as running:
+                yield running
+        finally:
+            helpers.terminate()
 
 
 def objects_left(cluster: Cluster) -> list[str]:

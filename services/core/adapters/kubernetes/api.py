@@ -37,6 +37,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTResponse
 from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
 
+from services.core.adapters.kubernetes.slots import Slots
 from services.core.domain.errors import (
     AdmissionDenied,
     Duplicate,
@@ -92,7 +93,7 @@ class Api:
         self._kubeconfig, self._context = kubeconfig, context
         self._client: ApiClient | None = None
         self._connecting = asyncio.Lock()
-        self._slots = asyncio.Semaphore(_REQUESTS)
+        self._slots = Slots(_REQUESTS)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Document:
         return await self._request("GET", path, query=query)

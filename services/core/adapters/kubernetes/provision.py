@@ -16,6 +16,7 @@ from services.core.adapters.kubernetes.api import Api, Document, collection, gat
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observed import StopMark, is_gated, later_runs
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.adapters.kubernetes.slots import starting
 from services.core.domain.errors import (
     Duplicate,
     InvalidRequest,
@@ -54,14 +55,14 @@ class Provision:
             raise InvalidRequest(f"there is no step {step!r}; there are: {', '.join(STEPS)}")
         if plan.schema > SCHEMA:
             raise Unavailable(f"the plan has schema {plan.schema}, and this service reads {SCHEMA}: finish the upgrade")
-        names.checked(plan.job)
-        for _ in range(_TRIES):
-            await self._fences.admit(plan.job, plan.attempt, plan.term)
-            try:
-                await steps[step](plan)
-            except StaleRevision:
-                continue  # mostly the scheduler or a kubelet, which write the status of the same pods: look again
-            return
+        with starting(names.checked(plan.job)):
+            for _ in range(_TRIES):
+                await self._fences.admit(plan.job, plan.attempt, plan.term)
+                try:
+                    await steps[step](plan)
+                except StaleRevision:
+                    continue  # mostly the scheduler or a kubelet, which write the status of the same pods: look again
+                return
         raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} keep changing; try again")
 
     async def _reserve(self, plan: AttemptPlan) -> None:

@@ -1,0 +1,64 @@
+"""How many requests a process sends to the API server at the same time, and which of those that wait is the next.
+
+Starts of jobs wait behind everything else, and those of older jobs go first. Where hundreds of gangs start at once, the
+first of them are then complete while the last have not begun, and the scheduler has work from the beginning. If they
+all took turns, no gang would be complete until nearly all were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from typing import Final
+
+_URGENT: Final = ""
+"""Before the id of every job."""
+_turn: Final[ContextVar[str]] = ContextVar("turn", default=_URGENT)
+
+
+@contextmanager
+def starting(job: str) -> Generator[None]:
+    """Requests of this block, and of tasks that it creates, are those of the start of a job. Ids rise with time."""
+    token = _turn.set(job)
+    try:
+        yield
+    finally:
+        _turn.reset(token)
+
+
+class Slots:
+    """``async with slots``: holds one. Within one turn, whoever came first is the next."""
+
+    def __init__(self, number: int) -> None:
+        self._free = number
+        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
+        self._arrivals = count()
+
+    async def __aenter__(self) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        granted = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (_turn.get(), next(self._arrivals), granted))
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self._give_back()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """To the next that still waits."""
+        while self._waiting:
+            granted = heapq.heappop(self._waiting)[-1]
+            if not granted.done():
+                granted.set_result(None)
+                return
+        self._free += 1
