@@ -245,9 +245,13 @@ async def delays_until_bound(machines: Cluster, due: Sequence[float], *, as_jobs
         async with asyncio.timeout(_TIMEOUT_S):
             while len(bound_s) < len(names):  # noqa: ASYNC110 - pods are noted by a watch
                 await asyncio.sleep(0.01)
-        await asyncio.to_thread(
-            replace(machines.kubectl, namespace=NAMESPACE), "delete", "jobs,pods", "--all", "--grace-period=0"
-        )
+        if as_jobs:
+            await asyncio.gather(*(api.delete(f"{_JOBS}/{name}") for name in names))
+        else:
+            await asyncio.gather(*(api.delete(f"{_PODS}/{name}", grace_s=0) for name in names))
+        async with asyncio.timeout(_TIMEOUT_S):
+            while pods.objects:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.1)
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections import Counter
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ GPUS: Final = 8
 _SUBMITTERS: Final = 16
 """Connections that submit at once."""
 _LIVE: Final = ("QUEUED", "PENDING", "DOWNLOADING", "PROCESSING", "STORING")
-_POLL_S: Final = 2.0
+_POLL_S: Final = 5.0
 _TIMEOUT_S: Final = 900.0
 
 
@@ -80,10 +82,13 @@ def submit_all(client: Client, due: Sequence[float], *, train_s: float) -> list[
 
 def _await_ends(client: Client, count: int, train_s: float) -> None:
     """Looks rarely: that is not part of what is measured."""
-    deadline = time.monotonic() + train_s + _TIMEOUT_S
-    while left := sum(1 for _ in client.jobs.list(status=_LIVE)):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{left} of {count} jobs have not ended after {train_s + _TIMEOUT_S:.0f} s")
+    began_s = time.monotonic()
+    while live := Counter(job.status for job in client.jobs.list(status=_LIVE)):
+        after_s = time.monotonic() - began_s
+        states = ", ".join(f"{number} {status}" for status, number in sorted(live.items()))
+        print(f"  {after_s:4.0f} s: {states}", file=sys.stderr, flush=True)
+        if after_s > train_s + _TIMEOUT_S:
+            raise RuntimeError(f"{live.total()} of {count} jobs have not ended after {after_s:.0f} s")
         time.sleep(_POLL_S)
 
 

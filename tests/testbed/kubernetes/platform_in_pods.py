@@ -82,7 +82,7 @@ def platform_on_simulated_nodes(
         "WEFT_LEARNERS_PORT": str(free_port()),
     }
     program = [sys.executable, "-m", "tests.testbed.kubernetes.simulated_helpers"]
-    with subprocess.Popen([*program, str(cluster.kubeconfig), name]) as helpers:
+    with subprocess.Popen([*program, str(cluster.kubeconfig), name], stdout=subprocess.DEVNULL) as helpers:
         try:
             with platform({**own, **(settings or {})}) as running:
                 yield running

@@ -91,20 +91,31 @@ def _client_credentials(trust: TlsFiles | TlsAuthority) -> grpc.ChannelCredentia
 
 def _server_credentials(files: TlsFiles, *, client_certificates: bool) -> grpc.ServerCredentials:
     """Renewed files are used from the next handshake on."""
-    initial = _configuration(files)
-    current = initial
+    current = _read(files)
 
-    def fetch() -> grpc.ServerCertificateConfiguration:
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        """None: the files are those of the handshake before.
+
+        gRPC frees what another handshake may be using when it gets a new configuration (grpc/grpc#36693): with one for
+        each handshake, a process crashed when hundreds of clients connected at once.
+        """
         nonlocal current
         with suppress(WeftError):  # in the middle of a renewal: those of before still work
-            current = _configuration(files)
-        return current
+            if (present := _read(files)) != current:
+                current = present
+                return _configuration(present)
+        return None
 
-    return grpc.dynamic_ssl_server_credentials(initial, fetch, require_client_authentication=client_certificates)
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(current),
+        fetch,  # type: ignore[arg-type]  # gRPC's documentation allows None, its stub does not
+        require_client_authentication=client_certificates,
+    )
 
 
-def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    authority, key, certificate = _read(files)
+def _configuration(files: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+    """Of the contents of ``_read``."""
+    authority, key, certificate = files
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
 
 
