@@ -24,6 +24,7 @@ from services.core.domain.restart import AFTER_LOSS_MOST_MS, AFTER_LOSS_MS, BACK
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import ADMITTED, Desired, Status
 from services.core.domain.status_keys import job_prefix
+from services.core.domain.verdict import verdict_of_lost_node
 from services.core.ports.cluster import Observation
 from services.core.use_cases.jobs import update
 from services.guardian import observed_state
@@ -101,6 +102,7 @@ class Ending:
                 left_ms = self._storing_left_ms(job, limits)
                 if observed_state.not_stored(job.attempt.number, learners, observed) and left_ms > 0:
                     return min(self._settings.observe_s, left_ms / 1000)
+                verdict = await self._apply_lost_node(job, verdict, learners)
                 missing = observed_state.storage_failures(
                     job.attempt.number, learners, observed, killed=job.desired is Desired.KILL
                 )
@@ -149,6 +151,15 @@ class Ending:
             job, lambda current: replace(current, verdict=killed, observed_generation=current.generation)
         )
         return killed
+
+    async def _apply_lost_node(self, job: Job, verdict: Verdict, learners: Mapping[str, LearnerStatus]) -> Verdict:
+        """The verdict that counts: the loss of a learner's node, also if its siblings failed before it was known."""
+        replaced = verdict_of_lost_node(job, verdict, learners, now=self._ports.clock.now_ms())
+        if replaced is None:
+            return verdict
+        await self._update(job, lambda current: replace(current, verdict=replaced))
+        self._log.info("job.verdict_replaced", to=replaced.to, reason=replaced.reason, learner=replaced.learner)
+        return replaced
 
     def _stop_parameters(self, verdict: Verdict, limits: Limits, observed: Observation) -> tuple[str, int]:
         """(cause, grace in ms) for learners that still run after this verdict.

@@ -28,6 +28,7 @@ LONGEST: Final[Sequence[str]] = (
     "tests/cluster",
     "tests/cluster/test_cluster_port.py",
     "tests/cluster/test_life_in_pods.py",
+    "tests/cluster/test_digits.py",
     "tests/compose",
     "tests/browser",
     "tests/integration/test_digits.py",

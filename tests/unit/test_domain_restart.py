@@ -21,7 +21,7 @@ from services.core.domain.restart import (
 )
 from services.core.domain.spec import JobSpec, parse_spec
 from services.core.domain.status import Desired, Phase, Status
-from services.core.domain.verdict import decide_verdict
+from services.core.domain.verdict import decide_verdict, verdict_of_lost_node
 from tests.documents import NOW, a_job
 
 LOST = Exit(time=NOW, lost=True)
@@ -103,6 +103,31 @@ def test_learner_on_a_machine_that_is_lost_may_still_run_and_is_not_started_agai
         verdict = decide_verdict(a_running_job(), spec, learners, now=NOW)
         assert (verdict is None) is goes_on
         assert verdict is None or (verdict.to, verdict.reason, verdict.budgeted) == (Status.QUEUED, "NodeLost", False)
+
+
+@pytest.mark.parametrize("retries", [{"max": 0}, {"max": 1}])
+def test_failure_of_a_sibling_of_a_learner_whose_node_is_lost_ends_no_job_and_uses_no_retry(
+    retries: dict[str, int],
+) -> None:
+    job, learners = a_running_job(), gang(worker_0=None, worker_1=BAD)
+    verdict = decide_verdict(job, a_spec("restart-gang", retries=retries), learners, now=NOW)
+    assert verdict is not None
+    assert (verdict.learner, verdict.budgeted) == ("worker-1", True)
+    assert verdict_of_lost_node(job, verdict, learners, now=NOW) is None
+    replaced = verdict_of_lost_node(job, verdict, on_lost_node(learners, "worker-0"), now=NOW)
+    assert replaced is not None
+    assert (replaced.to, replaced.reason, replaced.budgeted) == (Status.QUEUED, "NodeLost", False)
+    assert "worker-1 failed after it (ExitCode)" in replaced.message
+
+
+def test_verdict_stays_where_the_node_of_the_failed_learner_is_lost_later_or_the_job_is_to_end() -> None:
+    job, learners = a_running_job(), gang(worker_0=None, worker_1=BAD)
+    verdict = decide_verdict(job, a_spec("restart-gang", retries={"max": 0}), learners, now=NOW)
+    assert verdict is not None
+    assert verdict_of_lost_node(job, verdict, on_lost_node(learners, "worker-1"), now=NOW) is None
+    for desired in (Desired.KILL, Desired.HALT):
+        ending = replace(job, desired=desired)
+        assert verdict_of_lost_node(ending, verdict, on_lost_node(learners, "worker-0"), now=NOW) is None
 
 
 def test_lost_members_below_min_end_the_attempt_and_none_is_started_again() -> None:

@@ -18,7 +18,7 @@ from services.core.domain.failure import (
 )
 from services.core.domain.job import Job, Verdict
 from services.core.domain.learner import LearnerStatus
-from services.core.domain.restart import goes_on_without, is_restartable, survivors
+from services.core.domain.restart import NODE_LOST, goes_on_without, is_restartable, survivors
 from services.core.domain.spec import JobSpec, Role
 from services.core.domain.status import PHASE_ORDER, Desired, Phase, Status
 
@@ -44,6 +44,26 @@ def decide_verdict(job: Job, spec: JobSpec, learners: Mapping[str, LearnerStatus
     if job.desired is Desired.HALT and sum(_is_over(learner) for learner in learners.values()) == spec.learners:
         return Verdict(to=Status.HALTED, reason=job.halt_reason, message=f"halted by {job.requester}", time=now)
     return None
+
+
+def verdict_of_lost_node(
+    job: Job, verdict: Verdict, learners: Mapping[str, LearnerStatus], *, now: int
+) -> Verdict | None:
+    """Returns what replaces the verdict of a learner's own failure, if the node of a sibling was lost; else None.
+
+    The siblings of a lost learner fail within a moment, and the cluster needs some seconds to know of the loss. Such a
+    failure is a consequence: it ends no job and uses up no retry. ``learners``: as for ``decide_verdict``, when all that
+    can store has stored.
+    """
+    if job.desired is not Desired.RUN or not verdict.budgeted:
+        return None
+    lost = [learner for learner in learners.values() if learner.reason == NODE_LOST and learner.name != verdict.learner]
+    if not lost:
+        return None
+    first = min(lost, key=lambda learner: learner.rank)
+    reason, message = describe_failure(first)
+    message += f"; {verdict.learner} failed after it ({verdict.reason}); trying again"
+    return Verdict(to=Status.QUEUED, reason=reason, message=message, time=now, learner=first.name)
 
 
 def _deciding_roles(spec: JobSpec) -> frozenset[str]:
