@@ -114,7 +114,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How the attempt ends. It is decided once, by the first cause, and is durable before anything is stopped."""
+    """How the attempt ends: by the first cause. Durable before anything is stopped.
+
+    A later kill replaces it, and so does the loss of a sibling's node that caused the failure.
+    """
 
     to: Status
     """COMPLETED, FAILED, KILLED, HALTED, or QUEUED for another attempt."""

@@ -52,8 +52,8 @@ def verdict_of_lost_node(
     """Returns what replaces the verdict of a learner's own failure, if the node of a sibling was lost; else None.
 
     The siblings of a lost learner fail within a moment, and the cluster needs some seconds to know of the loss. Such a
-    failure is a consequence: it ends no job and uses up no retry. ``learners``: as for ``decide_verdict``, when all that
-    can store has stored.
+    failure is a consequence: it ends no job and uses up no retry. ``learners``: as for ``decide_verdict``, once all
+    that can store have stored.
     """
     if job.desired is not Desired.RUN or not verdict.budgeted:
         return None
