@@ -20,11 +20,10 @@ In the same run: as many plain pods and Kubernetes Jobs, which come at the same 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 
 from bench.report import Row, p99, show
-from bench.simulated_cluster import delays_until_bound, make_namespace
+from bench.simulated_cluster import bound_without_weft
 from bench.simulated_platform import Life, simulated_platform, submit_all
 
 MINUTES = (0, 15, 30, 32)
@@ -63,11 +62,7 @@ def main() -> None:
         submit_all(client, [0.0], train_s=1)  # prepares the tenant
         few = submit_all(client, due_times(light, minute_s), train_s=train_s)
         many = submit_all(client, due_times(heavy, minute_s), train_s=train_s)
-        make_namespace(machines)
-        plain, jobs = (
-            asyncio.run(delays_until_bound(machines, due_times(heavy, minute_s), as_jobs=as_jobs))
-            for as_jobs in (False, True)
-        )
+        plain, jobs = bound_without_weft(machines, due_times(heavy, minute_s))
     usual_s = statistics.median(life.ended_s for life in few)
     ratios = [life.ended_s / usual_s for life in many]
     added_s = p99([life.ended_s for life in many]) - usual_s

@@ -12,10 +12,9 @@ In the same run: as many plain pods and Kubernetes Jobs that come at the same mo
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from bench.report import Row, show
-from bench.simulated_cluster import delays_until_bound, make_namespace
+from bench.simulated_cluster import bound_without_weft
 from bench.simulated_platform import simulated_platform, submit_all
 from tests.testbed.kubernetes.platform_in_pods import objects_left
 from tests.waiting import eventually
@@ -37,8 +36,7 @@ def main() -> None:
         submit_all(client, [0.0], train_s=1)  # prepares the tenant
         lives = submit_all(client, due, train_s=train_s)
         eventually(lambda: objects_left(machines) == [])
-        make_namespace(machines)
-        plain, jobs = (asyncio.run(delays_until_bound(machines, due, as_jobs=as_jobs)) for as_jobs in (False, True))
+        plain, jobs = bound_without_weft(machines, due)
     show(
         f"k8s_storm: {count} jobs within {seconds:g} s, trainings of {train_s:g} s",
         [

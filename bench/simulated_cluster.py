@@ -206,12 +206,14 @@ def _job(name: str, pods: int, mark: str = "job") -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
 
 
-def make_namespace(machines: Cluster) -> None:
-    """Makes the namespace of what is created without Weft, where no platform of this benchmark has made it."""
+def bound_without_weft(machines: Cluster, due: Sequence[float]) -> tuple[list[float], list[float]]:
+    """``_delays_until_bound`` of plain pods, and of Kubernetes' Jobs, where no platform has made the namespace."""
     machines.kubectl.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    plain = asyncio.run(_delays_until_bound(machines, due, as_jobs=False))
+    return plain, asyncio.run(_delays_until_bound(machines, due, as_jobs=True))
 
 
-async def delays_until_bound(machines: Cluster, due: Sequence[float], *, as_jobs: bool) -> list[float]:
+async def _delays_until_bound(machines: Cluster, due: Sequence[float], *, as_jobs: bool) -> list[float]:
     """For each pod, the seconds from the moment at which it is due until it is bound.
 
     ``due``: seconds from now. Without Weft: plain pods, or one of Kubernetes' Jobs for each. Nothing is left.

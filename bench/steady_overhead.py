@@ -40,7 +40,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bench.overhead import LEARNERS, job_spec, processes_of
+from bench.overhead import JOB_TIMEOUT_S, LEARNERS, job_spec, processes_of
 from bench.own_platform import ending_cleanly, own_platform
 from bench.report import Row, mean_interval, show
 from services.node.processes import send_to_all
@@ -58,7 +58,6 @@ EVERY = 5_000
 RUNNING = 3
 """The platform runs for so many windows after each in which it is stopped."""
 WARM_S = 10.0
-JOB_TIMEOUT_S = 3600.0
 HELPER = b"services.helper"
 ENTRY = b"/entry.sh"
 """Parts of the command lines of a learner's helper, and of the first process of its container in a pod."""

@@ -31,7 +31,7 @@ def starting(job: str) -> Generator[None]:
 
 
 class Slots:
-    """``async with slots``: holds one. Within one turn, whoever came first is the next."""
+    """``async with slots``: holds one slot. Requests of the same turn get theirs in order of arrival."""
 
     def __init__(self, number: int) -> None:
         self._free = number
