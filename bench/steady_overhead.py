@@ -16,7 +16,8 @@ seconds in which it was stopped, it does in those in which it runs: its cost is 
 stopped and goes on together with the platform.
 
 ``--pods``: the learners are pods of the test bed's Kubernetes (as root), one on each of two nodes of this machine.
-Their helpers and entry scripts are stopped together with the services; the cluster's own programs go on.
+Their helpers and entry scripts are stopped together with the services; the cluster's own programs go on. With
+``--nodes-only`` the services go on, too: in a real cluster they mostly run on other machines than the learners.
 
 The training saves a checkpoint every 5,000 steps: one each second, as by default, waits for the disk and hides all
 else. What storing checkpoints costs is measured by ``bench.checkpoints``.
@@ -108,13 +109,14 @@ def pods_platform() -> Generator[tuple[Platform, Client]]:
             yield running, client
 
 
-def stopped_processes(platform: Platform, *, pods: bool) -> set[int]:
+def stopped_processes(platform: Platform, args: argparse.Namespace) -> set[int]:
     """Pids of the services and helpers, of pods with their entry scripts."""
-    if not pods:
-        return set(processes_of(platform))
+    services = set() if args.nodes_only else set(processes_of(platform))
+    if not args.pods:
+        return services
     in_pods = _pids_with(HELPER, ENTRY)
     time.sleep(0.5)
-    return {*processes_of(platform), *(in_pods & _pids_with(HELPER, ENTRY))}  # not those that an entry script forks
+    return services | (in_pods & _pids_with(HELPER, ENTRY))  # not those that an entry script forks
 
 
 def _pids_with(*parts: bytes) -> set[int]:
@@ -143,7 +145,7 @@ def rates(platform: Platform, client: Client, args: argparse.Namespace, load: li
         while "loss" not in client.jobs.progress(job.id)["latest"]:
             time.sleep(0.5)
         time.sleep(WARM_S)
-        own = stopped_processes(platform, pods=args.pods)
+        own = stopped_processes(platform, args)
         pids = [*own, *load]
         stops: list[tuple[float, float]] = []
         with stoppable(pids):
@@ -155,7 +157,7 @@ def rates(platform: Platform, client: Client, args: argparse.Namespace, load: li
                 stops.append((began, time.time()))  # before it goes on: then the platform does first what is due
                 send_to_all(pids, signal.SIGCONT)
             time.sleep(RUNNING * args.window)
-        if own - stopped_processes(platform, pods=args.pods):
+        if own - stopped_processes(platform, args):
             raise RuntimeError("a process of the platform has ended: its successor was not stopped")
         if job.refresh().attempt != 1 or job.status != "PROCESSING":
             raise RuntimeError(f"the job did not train all the time: {job.status}, attempt {job.attempt}")
@@ -187,9 +189,12 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=1.0, help="seconds (default: 1; leases last for some seconds)")
     parser.add_argument("--load", type=float, default=0, help="percent of a core that another program uses")
     parser.add_argument("--pods", action="store_true", help="learners are pods (as root)")
+    parser.add_argument("--nodes-only", action="store_true", help="with --pods: the services are not stopped")
     parser.add_argument("--quick", action="store_true", help="10 stops: shows that it works, no more")
     parser.add_argument("--python", type=Path, help="an interpreter that has the example's packages")
     args = parser.parse_args()
+    if args.nodes_only and not args.pods:
+        parser.error("--nodes-only needs --pods: without pods, learners are on the machine of the services")
     with pods_platform() if args.pods else own_platform() as (platform, client):
         train(client, 20, args.python)
         with loaded(args.load) as load:
@@ -199,8 +204,9 @@ def main() -> None:
     note = f"the mean overhead is {statistics.mean(overhead):.2f} %, and lies in {low:.2f} to {high:.2f} % (95 %)"
     period = (1 + RUNNING) * args.window
     place = " in pods" if args.pods else ""
+    what = "what runs on its nodes" if args.nodes_only else "its platform"
     show(
-        f"steady overhead: digits x {LEARNERS}{place}, its platform stopped for {args.window:g} s of {period:g}",
+        f"steady overhead: digits x {LEARNERS}{place}, {what} stopped for {args.window:g} s of {period:g}",
         [
             Row("the platform is stopped", [rate for rate, _ in measured], "steps/s"),
             Row("the platform runs", [rate for _, rate in measured], "steps/s"),

@@ -20,6 +20,8 @@ from services.core.runtime import pod_layout
 from services.core.runtime.address import TlsAuthority
 from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, STOP_FILE, LearnerFolder, StopMark
 from services.core.runtime.retry import Backoff
+from services.helper.changes import Changes
+from services.helper.learner_files import open_folder
 from services.helper.log import log_event
 from services.helper.usage import PodUsage
 from services.helper.wakeup import Wakeup
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 QUICK_S: Final = 0.01
 POLL_S: Final = 0.1
+"""How often files are read: at first, and while the learner runs."""
+WATCHED_S: Final = 1.0
+"""The same while the kernel wakes us for new names in the run's folder: the record of the end is one."""
 KUBELET_S: Final = 5.0
 """The kubelet ends the container of a pod that it evicts at once within two seconds."""
 ENDED_S: Final = 30.0
@@ -42,14 +47,24 @@ class PodLearner:
         self.tls = tls
         self._folder = folder
         self._ended = Wakeup()
+        self._changed = Wakeup()
+        self._changes = Changes()
+        self._is_watched = False
+        """Whether every new name in the run's folder since the last ``pause`` is noticed."""
         self._written: StopMark | None = None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._ended.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._note_end)
+
+    def _note_end(self) -> None:
+        self._ended.set()
+        self._changed.set()
 
     def __enter__(self) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self._changes.close()
+        self._is_watched = False
 
     @property
     def is_waiting(self) -> bool:
@@ -57,11 +72,37 @@ class PodLearner:
         return self._folder.has(f"{RUNS_FOLDER}/{RUN}")
 
     def notify(self) -> None:
-        """The entry process reads its files ten times a second."""
+        """Wakes the entry process once the command runs. A hint: it reads its files every two seconds."""
+        with contextlib.suppress(OSError):  # nobody waits at the pipe, or there is none
+            pipe = os.open(self._folder.path(pod_layout.WAKE_FILE), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(pipe, b"\n")
+            finally:
+                os.close(pipe)
 
     async def pause(self, *, quick: bool) -> None:
-        """Returns when files are to be read again, or at once after the learner's end."""
-        await self._ended.wait(QUICK_S if quick else POLL_S)
+        """Returns when files are to be read again: soon with ``quick``, else at the learner's end or seldom."""
+        if quick or not self._is_watched:
+            self._is_watched = not quick and self._watch()
+            await asyncio.sleep(QUICK_S if quick else POLL_S)
+            return
+        self._changes.arm(self._changed.set)
+        try:
+            if await self._changed.wait(WATCHED_S):
+                await asyncio.sleep(QUICK_S)  # the learner can make any number of names
+        finally:
+            self._changes.disarm()
+        self._changed.clear()
+
+    def _watch(self) -> bool:
+        try:
+            folder = open_folder(self._folder.root, (RUNS_FOLDER, str(RUN)))
+        except OSError:  # the learner can remove it
+            return False
+        try:
+            return self._changes.folder(folder)
+        finally:
+            os.close(folder)
 
     @property
     def usage(self) -> PodUsage:
@@ -120,4 +161,5 @@ class PodLearner:
             with contextlib.suppress(NoSpace, OSError):
                 self._folder.write(STOP_FILE, mark._asdict())
                 self._written = mark
+                self.notify()
                 log_event("learner.stopping", cause=mark.cause, grace_ms=mark.grace_ms)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +36,7 @@ from services.core.runtime.learner_folder import (
 from services.core.runtime.sdk import install
 from services.helper.learner_files import open_file
 
-_CONTROL: Final = frozenset({GO_FILE, PREPARED_FILE, STOP_FILE, STORED_FILE})
+_CONTROL: Final = frozenset({GO_FILE, PREPARED_FILE, STOP_FILE, STORED_FILE, layout.WAKE_FILE})
 _MOST_RECORD: Final = 64 * 2**10
 """Bytes of a record of the entry process."""
 
@@ -162,7 +163,9 @@ class PodFolder(LearnerFolder):
         return document
 
     def prepare(self) -> None:
-        """Makes the learner's own folders and copies the SDK for it. May be repeated."""
+        """Makes the learner's own folders and the entry script's pipe, and copies the SDK for it. May be repeated."""
+        with suppress(FileExistsError):
+            os.mkfifo(self.path(layout.WAKE_FILE))
         if not self.has(GO_FILE):  # afterwards the folders are the learner's
             for name in JOB_FOLDERS.values():
                 (self.root / JOB_FOLDER / name).mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.helper.ship.changes import Changes
+from services.helper.changes import Changes
 from services.helper.wakeup import Wakeup
 from tests.waiting import HANG_S
 

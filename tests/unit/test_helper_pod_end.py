@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from services.core.runtime import pod_layout
 from services.core.runtime.learner_folder import RUN, STOP_FILE
 from services.helper.pod import ENDED_S, KUBELET_S, PodLearner
 from services.helper.pod_folder import PodFolder
+from tests.waiting import HANG_S
 
 EXIT = "runs/1/exit.json"
 
@@ -118,3 +120,70 @@ async def test_learner_whose_container_has_ended_without_a_record_is_lost(folder
     assert end is not None
     assert end.lost
     asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_last_lines_of_a_learner_that_the_kubelet_has_ended_are_sent_while_its_record_is_held_back(
+    folder: PodFolder,
+) -> None:
+    """The helper looked at the record again and again, without a pause in which it could do anything else."""
+    learner = PodLearner(folder, None)
+    record(folder, signal=signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await learner.wait_ended()
+    others = asyncio.create_task(asyncio.sleep(0))
+    looks = 0
+    with learner:
+        while not others.done() and looks < 1000:
+            looks += 1
+            assert learner.exit(RUN) is None
+            await learner.pause(quick=False)
+    assert others.done()
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_helper_sees_the_end_of_its_learner_at_once_and_looks_seldom_before(
+    folder: PodFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.helper.pod.WATCHED_S", HANG_S)
+    learner = PodLearner(folder, None)
+    with learner:
+        await learner.pause(quick=False)  # from now on the kernel wakes it
+        looking = asyncio.create_task(learner.pause(quick=False))
+        assert not (await asyncio.wait({looking}, timeout=0.3))[0]
+        (folder.root / "runs/1/exit.reserved").write_text("{}")
+        await looking
+        looking = asyncio.create_task(learner.pause(quick=False))
+        (folder.root / "runs/1/exit.reserved").rename(folder.root / EXIT)
+        await looking
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_folder_that_the_learner_has_removed_is_looked_at_all_the_same(folder: PodFolder) -> None:
+    learner = PodLearner(folder, None)
+    with learner:
+        await learner.pause(quick=False)
+        (folder.root / "runs/1").rmdir()
+        await learner.pause(quick=False)
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
+async def test_helper_wakes_the_entry_process_and_never_waits_for_it(folder: PodFolder) -> None:
+    """The learner can open the pipe, too, and read from it or not."""
+    pipe = folder.path(pod_layout.WAKE_FILE)
+    learner = PodLearner(folder, None)
+    learner.notify()  # there is no pipe
+    os.mkfifo(pipe)
+    learner.notify()  # nobody reads
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        learner.notify()
+        assert os.read(reader, 100) == b"\n"
+        writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        with suppress(BlockingIOError):
+            while os.write(writer, bytes(4096)):
+                pass
+        os.close(writer)
+        learner.notify()  # it is full
+    finally:
+        os.close(reader)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)

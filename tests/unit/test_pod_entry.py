@@ -38,7 +38,12 @@ class Entry:
         for folder in ("control", "runs", "job/model-code"):
             (root / folder).mkdir(parents=True)
 
-    def start(self, command: str, *, store_timeout_s: int = 600, **env: str) -> None:
+    def start(self, command: str, *, store_timeout_s: int = 600, pause_s: int = 2, **env: str) -> None:
+        """``pause_s``: after which the script reads its files if nothing wakes it."""
+        script = self.root / ENTRY.name
+        own, replaced = f"pause={pause_s}\n", "pause=2\n"
+        assert replaced in ENTRY.read_text()
+        script.write_text(ENTRY.read_text().replace(replaced, own))
         variables = {
             "PATH": os.environ["PATH"],
             "MODEL_DIR": str(self.root / "job" / "model-code"),
@@ -48,7 +53,7 @@ class Entry:
         }
         with (self.root / "log").open("wb") as log, (self.root / "errors").open("wb") as errors:
             self._process = subprocess.Popen(
-                [*self._shell, str(ENTRY), str(self.root), str(self.root / "message")],
+                [*self._shell, str(script), str(self.root), str(self.root / "message")],
                 stdout=log,
                 stderr=errors,
                 env=variables,
@@ -196,6 +201,61 @@ def test_stopped_command_gets_its_grace_and_its_own_exit_code_is_recorded(entry:
     assert entry.wait() == 9
 
 
+@pytest.mark.parametrize("times", [0, 5])
+def test_entry_that_the_helper_wakes_reads_the_stop_at_once(entry: Entry, times: int) -> None:
+    """Also where it was waked before, for nothing."""
+    pipe = entry.root / "control" / layout.WAKE_FILE
+    os.mkfifo(pipe)
+    entry.start("exec sleep 600", pause_s=600)
+    entry.go()
+    for _ in range(times):
+        eventually(lambda: wake(pipe))
+    eventually(lambda: entry.text("runs/1/usage.json"))
+    entry.stop("kill", 0)
+    entry.store()
+    eventually(lambda: not entry.runs() or (wake(pipe) and False))  # a hint may be lost
+    assert entry.wait() == 137
+    assert entry.exit() == record(code=None, signal=9, stop_cause="kill")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "while :; do cat $PIPE; done",
+        "trap '' PIPE; while :; do echo > $PIPE; done 2> /dev/null",
+        "exec 3<> $PIPE; exec sleep 600",
+        "exec tr '\\0' x < /dev/zero > $PIPE",
+    ],
+    ids=["takes what is written", "writes for ever", "keeps it open", "writes no end of a line"],
+)
+def test_command_that_plays_with_the_pipe_is_stopped_all_the_same(entry: Entry, command: str) -> None:
+    """It has the pipe's user, so it can open it."""
+    pipe = entry.root / "control" / layout.WAKE_FILE
+    os.mkfifo(pipe)
+    entry.start(command, PIPE=str(pipe))
+    entry.go()
+    eventually(lambda: entry.text("runs/1/usage.json"))
+    entry.stop("kill", 0)
+    entry.store()
+    assert entry.wait() == 137
+    assert entry.exit() == record(code=None, signal=9, stop_cause="kill")
+
+
+def wake(pipe: Path) -> bool:
+    """False: nobody waits there yet."""
+    try:
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        os.write(fd, b"\n")
+    except BrokenPipeError:  # the reader of the last time was about to end
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def test_command_that_ignores_sigterm_is_killed_after_its_grace(entry: Entry) -> None:
     entry.start("trap '' TERM; echo up; while :; do sleep 0.05; done")
     entry.go()
@@ -307,6 +367,31 @@ def test_record_takes_the_place_of_whatever_the_command_has_put_there(entry: Ent
     assert entry.wait() == 7
     assert entry.exit() == record(code=7)
     assert not (entry.root / "runs/1/exit.json").is_symlink()
+
+
+def test_containers_log_follows_what_the_command_writes_while_it_runs(entry: Entry) -> None:
+    fifo = entry.root / "next"
+    os.mkfifo(fifo)
+    entry.start(f"while read -r line; do echo $line; echo $line >&2; done <> {fifo}")
+    entry.go()
+    with fifo.open("w") as command:
+        command.write("one\n")
+        command.flush()
+        eventually(lambda: entry.text("log") == entry.text("errors") == "one\n")
+        command.write("two\n")
+        command.flush()
+        eventually(lambda: entry.text("log") == entry.text("errors") == "one\ntwo\n")
+    entry.stop("kill", 0)
+    entry.store()
+    assert entry.wait() == 137
+
+
+def test_command_that_sets_back_the_times_of_its_output_has_it_in_the_containers_log_at_its_end(entry: Entry) -> None:
+    entry.start("echo first; sleep 1; echo last; touch -d 2001-01-01 ../../runs/1/stdout")
+    entry.store()
+    entry.go()
+    assert entry.wait() == 0
+    assert entry.text("log") == "first\nlast\n"
 
 
 def test_flood_of_output_is_whole_in_the_run_and_shortened_in_the_containers_log(entry: Entry) -> None:

@@ -17,10 +17,10 @@ from services.core.domain.plan import Folder
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
 from services.core.runtime.learner_folder import JOB_FOLDER, RUN, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
 from services.core.runtime.retry import Backoff
+from services.helper.changes import Changes
 from services.helper.log import log_event
 from services.helper.metrics_client import IntakeClient
 from services.helper.reporter import now_ms
-from services.helper.ship.changes import Changes
 from services.helper.ship.points import ParsedReport
 from services.helper.ship.source import SourceFile, TailedSource
 from services.helper.ship.usage_source import NAME as USAGE_SOURCE

@@ -15,7 +15,7 @@ from typing import Final
 
 from services.core.domain.usage import CPU, GPU, GPU_MEMORY, MEMORY, USAGE
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
-from services.helper.ship.changes import Changes
+from services.helper.changes import Changes
 from services.helper.usage import Usage, UsageReader
 
 NAME: Final = "usage"

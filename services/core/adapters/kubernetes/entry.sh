@@ -26,10 +26,11 @@ grace_s=${WEFT_POD_GRACE_S:-30}
 file_bytes=${WEFT_POD_FILE_BYTES:-}
 unset WEFT_POD_COMMAND WEFT_POD_STORE_TIMEOUT_S WEFT_POD_GRACE_S WEFT_POD_FILE_BYTES WEFT_POD_LEARNER
 
-COPIED_MOST=1048576 # Bytes of one stream that are copied to the container's log in a second.
+COPIED_MOST=2097152 # Bytes of one stream that are copied to the container's log at once.
 STUCK=1000          # A process that survives SIGKILL for so long hangs in the kernel. Centiseconds.
 NEVER=-1
-MEASURED_EACH=8     # Turns of the watcher, of half a second, between two measurements of what the container uses.
+COPIED_EACH=200     # Centiseconds between two copies of the output.
+MEASURED_EACH=400   # The same of two measurements of what the container uses.
 
 umask 022
 # Both are also the hard limit. A core file holds the learner's memory, and counts for the bound of its volume. The file of
@@ -92,7 +93,7 @@ measure() {
         cpu_us=$((value / 1000))
     fi
     clock
-    (printf '{"clock_cs": %s, "cpu_us": %s, "memory": %s}' "$now" "$cpu_us" "$used" > "$run/usage.json") 2> /dev/null
+    printf '{"clock_cs": %s, "cpu_us": %s, "memory": %s}' "$now" "$cpu_us" "$used" 2> /dev/null > "$run/usage.json"
 }
 
 # Sets $cause and $grace_ms from stop.json. Fails if there is none, or none that can be read.
@@ -160,7 +161,13 @@ copy() {
     copied=$2
 }
 
+# Whether the command may have written since `copied` was. In a container that writes nothing, no program is started.
+has_output() {
+    [ ! "$run/copied" -nt "$run/stdout" ] || [ ! "$run/copied" -nt "$run/stderr" ]
+}
+
 copy_output() {
+    true 2> /dev/null > "$run/copied" # before the sizes are read: what is written after that is seen at the next turn
     # shellcheck disable=SC2046 # Two lines of a number and a name.
     set -- $(wc -c "$run/stdout" "$run/stderr")
     [ $# -ge 4 ] || return
@@ -185,11 +192,26 @@ stop_within() {
     fi
 }
 
+# Ends the watcher's pause when the helper writes to its pipe: a hint. Without it, files are read every two seconds.
+listen() {
+    [ -p "$control/wake" ] || return
+    # A failing `exec` ends it, so that a pipe that cannot be opened wakes nobody.
+    (exec < "$control/wake"; read -r _; kill -s USR2 "$own") 2> /dev/null &
+    listener=$!
+}
+
 watch() {
-    trap 'is_over=1' USR1 # the command has ended
-    is_ending='' is_over='' is_to_end='' last_mark='' deadline=$NEVER copied_out=0 copied_err=0 turn=0
+    trap 'is_over=1' USR1  # the command has ended
+    trap 'is_woken=1' USR2 # there may be a stop
+    read -r own _ < /proc/self/stat
+    is_ending='' is_over='' is_to_end='' last_mark='' deadline=$NEVER copied_out=0 copied_err=0 copy_at=0 measure_at=0
+    is_woken=1 listener=''
     kill -0 "$pid" 2> /dev/null || is_over=1 # it has ended before the trap was set
     while [ -z "$is_over" ]; do
+        if [ -n "$is_woken" ]; then
+            is_woken=''
+            listen
+        fi
         if read_stop && [ "$mark" != "$last_mark" ]; then
             last_mark=$mark
             stop_within "$grace_ms" "$cause"
@@ -200,18 +222,25 @@ watch() {
         fi
         # A command that has just been started has no group yet: its SIGTERM is sent at a later turn.
         if [ -n "$is_to_end" ] && kill -TERM "$group" 2> /dev/null; then is_to_end=''; fi
-        if [ "$deadline" != "$NEVER" ]; then
-            clock
-            if [ "$now" -ge "$deadline" ]; then kill -KILL "$group" 2> /dev/null; fi
+        clock
+        if [ "$deadline" != "$NEVER" ] && [ "$now" -ge "$deadline" ]; then kill -KILL "$group" 2> /dev/null; fi
+        if [ "$now" -ge "$copy_at" ] && has_output; then
+            copy_output
+            copy_at=$((now + COPIED_EACH))
         fi
-        turn=$((turn + 1))
-        [ $((turn % 2)) = 0 ] || copy_output
-        [ $((turn % MEASURED_EACH)) != 1 ] || measure
-        pause=0.5
+        if [ "$now" -ge "$measure_at" ]; then
+            measure
+            measure_at=$((now + MEASURED_EACH))
+        fi
+        pause=2
         [ "$deadline" = "$NEVER" ] || pause=0.1
+        [ -z "$is_over$is_woken" ] || continue
         sleep "$pause" &
-        wait $!
+        pausing=$!
+        wait $pausing
+        [ -z "$is_woken" ] || kill "$pausing" 2> /dev/null
     done
+    [ -z "$listener" ] || kill "$listener" 2> /dev/null
     copy_output
 }
 
@@ -224,8 +253,9 @@ if [ -e "$run/start.json" ] || [ -e "$run/exit.json" ]; then
 fi
 printf '%1024s' '' > "$run/exit.reserved"
 : > "$run/ending.reserved"
-# A file, as no moment may be missed: a signal that is sent on would end a watcher whose trap is not set yet.
-trap 'mv -f "$run/ending.reserved" "$run/ending" 2> /dev/null' TERM
+watcher=''
+# A file, as no moment may be missed. The signal ends the pause of the watcher.
+trap 'mv -f "$run/ending.reserved" "$run/ending" 2> /dev/null; [ -z "$watcher" ] || kill -s USR2 "$watcher" 2> /dev/null' TERM
 while ! read_stop && [ ! -e "$control/go" ] && ! pod_is_ending; do
     sleep 0.1
 done
@@ -265,7 +295,7 @@ if command -v setsid > /dev/null; then own_session=setsid; fi
 pid=$!
 group=$pid
 [ -z "$own_session" ] || group=-$pid
-trap '' USR1 # Before its trap is set, the signal would kill the watcher, and the output would not be copied.
+trap '' USR1 USR2 # Before its traps are set, a signal would kill the watcher, and the output would not be copied.
 watch &
 watcher=$!
 wait "$pid"
