@@ -22,6 +22,8 @@ are packages, whose fixtures end with them."""
 _SPLIT: Final = ("tests/cluster", "tests/browser")
 """Folders that are no unit where the tests of one are all that is run: their tests mostly wait, and each worker then
 starts a cluster, or a platform and a browser."""
+_WAITING: Final = "tests/cluster"
+"""A folder whose tests wait more than others, for what the cluster does in its own time."""
 _TOGETHER: Final = {"tests/helm": "tests/cluster"}
 """Folder -> the folder to whose unit it belongs: each starts a Kubernetes cluster, and two at once are slow."""
 LONGEST: Final[Sequence[str]] = (
@@ -147,12 +149,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduli
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """``-n auto``: a worker for each processor and one more, because many tests wait for what they started.
 
-    None for a single file, a debugger or a list of the tests.
+    Two more for ``_WAITING`` alone. None for a single file, a debugger or a list of the tests.
     """
     alone = len(config.args) == 1 and re.search(r"\.py(::|$)", config.args[0]) is not None
     if alone or any(config.getoption(name) for name in _SERIAL):
         return 0
-    return len(os.sched_getaffinity(0)) + 1
+    waiting = bool(config.args) and all(arg.rstrip("/").endswith(_WAITING) for arg in config.args)
+    return len(os.sched_getaffinity(0)) + (2 if waiting else 1)
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.testbed.workers import LONGEST, units
+from tests.testbed.workers import LONGEST, pytest_xdist_auto_num_workers, units
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +52,17 @@ def test_tests_of_a_slow_folder_are_one_unit_but_in_a_run_of_their_own(folder: s
 def test_every_file_that_is_said_to_take_long_is_there() -> None:
     files = [unit for unit in LONGEST if not unit.startswith("platform ")]
     assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "more"), [(["tests"], 1), (["tests/cluster"], 2), (["tests/cluster/", "tests/unit"], 1), ([], 1)]
+)
+def test_tests_that_mostly_wait_have_one_more_worker(args: list[str], more: int) -> None:
+    config = SimpleNamespace(args=args, getoption=lambda _: None)
+    workers = pytest_xdist_auto_num_workers(config)  # type: ignore[arg-type]
+    assert workers == len(os.sched_getaffinity(0)) + more
+
+
+def test_single_file_runs_without_workers() -> None:
+    config = SimpleNamespace(args=["tests/unit/test_terms.py::test_one"], getoption=lambda _: None)
+    assert pytest_xdist_auto_num_workers(config) == 0  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def platform_in_pods(
             "WEFT_KUBERNETES_HELPER_IMAGE": helper_image,
             "WEFT_KUBERNETES_INSTALLATION": name,
             "WEFT_KUBERNETES_NAMESPACE_PREFIX": f"{name}-",
-            "WEFT_KUBERNETES_HELPER_CPUS": "0.2",  # a limit too: with less it takes most of each test's time
+            "WEFT_KUBERNETES_HELPER_CPUS": "0.4",  # a limit too: with less, tests wait for the start of helpers
             "WEFT_KUBERNETES_HELPER_MEMORY": "128MiB",
             "WEFT_KUBERNETES_SCRATCH": "1GiB",
             "WEFT_ADVERTISE": host,
