@@ -46,7 +46,7 @@ from tests.testbed.kubernetes.jobs_in_pods import (
     values_of,
 )
 from tests.testbed.kubernetes.options import OPTIONS
-from tests.testbed.kubernetes.platform_in_pods import KINDS, load_helper_image, objects_left, platform_in_pods
+from tests.testbed.kubernetes.platform_in_pods import COLLECTIONS, load_helper_image, objects_left, platform_in_pods
 from tests.testbed.kubernetes.registries import empty_registry, private_registry
 from tests.testbed.kubernetes.watcher import Watcher, watching
 from tests.testbed.live_files import files_with as files_of_platform_with
@@ -302,7 +302,7 @@ def test_data_of_an_s3_store_is_read_with_a_secret_that_is_nowhere_in_the_cluste
         assert refused.wait(HANG_S).reason == "SecretInvalid", history(refused)
     assert "weft secret set changed" in refused.message
     words = [*secret.values(), "wrong-canary", "X-Amz-Signature="]
-    objects = json.loads(testbed_cluster.kubectl("get", KINDS, "--all-namespaces", "--output=json"))["items"]
+    objects = [item for path in COLLECTIONS for item in testbed_cluster.objects(path)]
     contents = [base64.b64decode(value).decode(errors="replace") for item in objects for value in values_of(item)]
     assert not [word for word in words for content in (json.dumps(objects), *contents) if word in content]
     (pod,) = pods(testbed_cluster, job)

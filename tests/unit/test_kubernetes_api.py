@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Generator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from structlog.testing import capture_logs
 
+from services.core.adapters.kubernetes import tenants
 from services.core.adapters.kubernetes.api import Api, Expired, collection
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.reflector import Reflector
@@ -400,3 +402,27 @@ async def test_reader_looks_at_all_jobs_before_one_although_a_pods_warning_comes
                 while await anext(changes) != "j1":
                     pass
         await cluster.close()
+
+
+@pytest.mark.slow
+async def test_first_job_of_a_tenant_waits_until_the_api_server_knows_of_the_rights_in_the_new_namespace(
+    tmp_path: Path,
+) -> None:
+    """A busy one refused the secret of registries for a moment, and the namespace was not prepared."""
+    refusals = iter(range(3))
+    secrets: list[Request] = []
+
+    def answer(request: Request, _: int) -> Answer:
+        if request.method == "GET":
+            return status(404, "not found", "NotFound")
+        if request.path.endswith("/secrets"):
+            secrets.append(request)
+            if next(refusals, None) is not None:
+                return status(403, 'secrets is forbidden: User "lcm" cannot create resource "secrets"', "Forbidden")
+        return json_answer(json.loads(request.body), 201)
+
+    with serving(tmp_path / "k", answer):
+        api = Api(tmp_path / "k")
+        await tenants.prepare(api, "t", replace(OPTIONS, pull_secret='{"auths": {}}'))
+        await api.close()
+    assert len(secrets) == 4

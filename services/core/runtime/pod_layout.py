@@ -22,7 +22,7 @@ TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
 PRIVATE: Final = "/weft/private"
 """The helper's spool and records. The learner does not have it."""
 CONTROL: Final = "/weft/control"
-"""Written by the helper, read-only for the learner: ``go``, ``stop.json``, ``prepared.json``, ``stored``, ``WAKE_FILE``."""
+"""Written by the helper, read-only for the learner: ``go``, ``stop.json``, ``prepared.json``, ``stored``, a pipe."""
 WAKE_FILE: Final = "wake"
 """In the control volume: a named pipe. The entry script reads its files at once when the helper writes to it."""
 RUNS: Final = "/weft/runs"

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final, Self
+from urllib.parse import urlencode
 
 from services.local.layout import listen_lasting
 from tests.testbed.built import cache
@@ -32,7 +33,7 @@ from tests.testbed.kubernetes.control_plane import (
     write_keys,
 )
 from tests.testbed.kubernetes.images import write_images
-from tests.testbed.kubernetes.kubectl import Kubectl, condition
+from tests.testbed.kubernetes.kubectl import Kubectl, Object, condition
 from tests.testbed.kubernetes.machine import Machine
 from tests.testbed.kubernetes.node import Node
 from tests.testbed.kubernetes.processes import Process, wait
@@ -250,11 +251,17 @@ class Cluster:
     def kubectl(self) -> Kubectl:
         return Kubectl(self.folder / "bin" / "kubectl", self.kubeconfig)
 
+    def objects(self, path: str, *, selector: str = "") -> list[Object]:
+        """Objects of a collection, such as ``/api/v1/pods``, in all namespaces. Much cheaper than kubectl."""
+        listed = json.loads(self.control_plane.get(f"{path}?{urlencode({'labelSelector': selector})}"))
+        kind = {"apiVersion": listed["apiVersion"], "kind": listed["kind"].removesuffix("List")}
+        return [{**kind, **item} for item in listed["items"]]
+
     def ready_nodes(self) -> list[str]:
         """Names of the nodes, real and simulated, that the control plane holds for Ready."""
         return [
             node["metadata"]["name"]
-            for node in json.loads(self.control_plane.get("/api/v1/nodes"))["items"]
+            for node in self.objects("/api/v1/nodes")
             if condition(node, "Ready").get("status") == "True"
         ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,11 +16,7 @@ from weft._records import HistoryEvent
 
 
 def pods(cluster: Cluster, job: Job) -> list[dict[str, Any]]:
-    selector = f"--selector=weft.dev/job={job.id}"
-    items: list[dict[str, Any]] = json.loads(
-        cluster.kubectl("get", "pods", "--all-namespaces", selector, "--output=json")
-    )["items"]
-    return items
+    return cluster.objects("/api/v1/pods", selector=f"weft.dev/job={job.id}")
 
 
 def lines(job: Job) -> list[str]:

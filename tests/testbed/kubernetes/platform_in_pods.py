@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping
@@ -18,8 +17,15 @@ from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.platform import Platform, platform
 from tests.testbed.server import free_port
 
-KINDS: Final = "pods,configmaps,secrets,services,networkpolicies,podgroups.scheduling.k8s.io"
-"""Of which a job has objects."""
+COLLECTIONS: Final = (
+    "/api/v1/pods",
+    "/api/v1/configmaps",
+    "/api/v1/secrets",
+    "/api/v1/services",
+    "/apis/networking.k8s.io/v1/networkpolicies",
+    "/apis/scheduling.k8s.io/v1alpha2/podgroups",
+)
+"""Of all kinds of which a job has objects."""
 
 
 def load_helper_image(
@@ -92,5 +98,8 @@ def platform_on_simulated_nodes(
 
 def objects_left(cluster: Cluster) -> list[str]:
     """Objects of jobs in the cluster."""
-    listed = cluster.kubectl("get", KINDS, "--all-namespaces", "--selector=weft.dev/job", "--output=json")
-    return [f"{item['kind']} {item['metadata']['name']}" for item in json.loads(listed)["items"]]
+    return [
+        f"{item['kind']} {item['metadata']['name']}"
+        for path in COLLECTIONS
+        for item in cluster.objects(path, selector="weft.dev/job")
+    ]

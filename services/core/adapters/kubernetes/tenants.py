@@ -8,6 +8,7 @@ registries, kubelets pull images with them.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import COLLECTIONS, Api, Document, path_of
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.adapters.kubernetes.places import NAMESPACES
-from services.core.domain.errors import Conflict, Duplicate, NotFound, StaleRevision
+from services.core.domain.errors import Conflict, Duplicate, NotFound, StaleRevision, Unavailable
+from services.core.runtime.retry import Backoff
 
 TENANT_ANNOTATION: Final = "weft.dev/tenant-name"
 _SECURITY: Final = "pod-security.kubernetes.io"
@@ -30,6 +32,8 @@ _OBJECTS: Final = {
 }
 """Bounds of the number of objects: one tenant cannot fill the cluster's store."""
 _TRIES: Final = 5
+_GRANTED_S: Final = 10.0
+"""A busy API server knows so late, at most, of rights that were granted in the namespace."""
 
 
 def namespace(tenant: str, options: KubernetesOptions) -> Document:
@@ -107,7 +111,7 @@ def _pull_secret(tenant: str, options: KubernetesOptions) -> list[Document]:
 async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
     """Creates the namespace and its contents, or brings them to the operator's present settings.
 
-    Raises Conflict if a namespace of this name belongs to something else.
+    Raises Conflict if a namespace of this name belongs to something else, Unavailable if the platform has no right.
     """
     wanted = namespace(tenant, options)
     path = f"{NAMESPACES}/{wanted['metadata']['name']}"
@@ -122,7 +126,20 @@ async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
         raise Conflict(f"the namespace {wanted['metadata']['name']} is not this installation's; choose another prefix")
     await api.patch(path, {"metadata": {"labels": wanted["metadata"]["labels"]}})
     for document in contents(tenant, options):
-        await _apply(api, document)
+        await (_apply_granted if document["kind"] == "Secret" else _apply)(api, document)
+
+
+async def _apply_granted(api: Api, document: Document) -> None:
+    """``_apply``, by a right that was granted a moment ago: until the API server knows of it, it refuses."""
+    loop = asyncio.get_running_loop()
+    deadline, backoff = loop.time() + _GRANTED_S, Backoff()
+    while True:
+        try:
+            return await _apply(api, document)
+        except Unavailable:
+            if loop.time() >= deadline:
+                raise
+        await backoff.wait()
 
 
 async def is_there(api: Api, tenant: str, options: KubernetesOptions) -> bool:
