@@ -204,12 +204,12 @@ def main() -> None:
     note = f"the mean overhead is {statistics.mean(overhead):.2f} %, and lies in {low:.2f} to {high:.2f} % (95 %)"
     period = (1 + RUNNING) * args.window
     place = " in pods" if args.pods else ""
-    what = "what runs on its nodes" if args.nodes_only else "its platform"
+    what = "the software on its nodes" if args.nodes_only else "the platform"
     show(
         f"steady overhead: digits x {LEARNERS}{place}, {what} stopped for {args.window:g} s of {period:g}",
         [
-            Row("the platform is stopped", [rate for rate, _ in measured], "steps/s"),
-            Row("the platform runs", [rate for _, rate in measured], "steps/s"),
+            Row(f"{what} is stopped", [rate for rate, _ in measured], "steps/s"),
+            Row(f"{what} runs", [rate for _, rate in measured], "steps/s"),
             Row("overhead", overhead, "%", "<= 1"),
         ],
         notes=[note],

@@ -72,7 +72,7 @@ class PodLearner:
         return self._folder.has(f"{RUNS_FOLDER}/{RUN}")
 
     def notify(self) -> None:
-        """Wakes the entry process once the command runs. A hint: it reads its files every two seconds."""
+        """Wakes the entry process if the command runs. A hint: it also reads its files every two seconds."""
         with contextlib.suppress(OSError):  # nobody waits at the pipe, or there is none
             pipe = os.open(self._folder.path(pod_layout.WAKE_FILE), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:

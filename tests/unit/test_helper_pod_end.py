@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ def folder(tmp_path: Path) -> PodFolder:
     for name in ("runs/1", "control", "private"):
         (tmp_path / name).mkdir(parents=True)
     return PodFolder(tmp_path, "worker-0")
+
+
+@pytest.fixture
+async def learner(folder: PodFolder) -> AsyncGenerator[PodLearner]:
+    yield PodLearner(folder, None)
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 def record(folder: PodFolder, *, age_s: float = 0, **fields: Any) -> None:
@@ -65,10 +72,9 @@ def test_only_a_stop_that_the_helper_has_passed_on_is_the_cause_of_an_end(folder
 
 
 async def test_command_that_the_kubelet_has_ended_is_not_reported_before_the_kubelet_can_say_why(
-    folder: PodFolder,
+    folder: PodFolder, learner: PodLearner
 ) -> None:
     """Otherwise an evicted learner would count as one that ended by a signal."""
-    learner = PodLearner(folder, None)
     for number in (signal.SIGTERM, signal.SIGKILL):
         record(folder, signal=number, age_s=1 - KUBELET_S)  # it is held back for some seconds from now on
         assert learner.exit(RUN) is None
@@ -79,54 +85,42 @@ async def test_command_that_the_kubelet_has_ended_is_not_reported_before_the_kub
     assert learner.exit(RUN) is None
     record(folder, signal=signal.SIGKILL, age_s=ENDED_S + 1)
     assert learner.exit(RUN) is not None
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_code_by_which_a_command_answers_the_kubelet_is_not_reported_before_the_kubelet_can_say_why(
-    folder: PodFolder,
+    folder: PodFolder, learner: PodLearner
 ) -> None:
     """Otherwise a learner whose pod is deleted could fail or complete its job by it."""
-    learner = PodLearner(folder, None)
-    try:
-        (folder.root / "runs/1" / pod_layout.ENDING_FILE).touch()
-        for code in (0, 1, 143):
-            record(folder, code=code, age_s=1 - KUBELET_S)
-            assert learner.exit(RUN) is None
-            record(folder, code=code, age_s=KUBELET_S + 1)
-            assert learner.exit(RUN) is not None
-    finally:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-
-
-async def test_every_other_end_is_reported_at_once(folder: PodFolder) -> None:
-    learner = PodLearner(folder, None)
-    try:
-        for fields in ({"code": 0}, {"code": 143}, {"signal": 11}, {"signal": 9, "oom": True}):
-            record(folder, **fields)
-            assert learner.exit(RUN) is not None, fields
-        folder.path(STOP_FILE).write_text(json.dumps({"schema": 1, "cause": "kill", "grace_ms": 0}))
-        record(folder, signal=9, stop_cause="kill")
+    (folder.root / "runs/1" / pod_layout.ENDING_FILE).touch()
+    for code in (0, 1, 143):
+        record(folder, code=code, age_s=1 - KUBELET_S)
+        assert learner.exit(RUN) is None
+        record(folder, code=code, age_s=KUBELET_S + 1)
         assert learner.exit(RUN) is not None
-    finally:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
-async def test_learner_whose_container_has_ended_without_a_record_is_lost(folder: PodFolder) -> None:
-    learner = PodLearner(folder, None)
+async def test_every_other_end_is_reported_at_once(folder: PodFolder, learner: PodLearner) -> None:
+    for fields in ({"code": 0}, {"code": 143}, {"signal": 11}, {"signal": 9, "oom": True}):
+        record(folder, **fields)
+        assert learner.exit(RUN) is not None, fields
+    folder.path(STOP_FILE).write_text(json.dumps({"schema": 1, "cause": "kill", "grace_ms": 0}))
+    record(folder, signal=9, stop_cause="kill")
+    assert learner.exit(RUN) is not None
+
+
+async def test_learner_whose_container_has_ended_without_a_record_is_lost(learner: PodLearner) -> None:
     assert learner.exit(RUN) is None
     os.kill(os.getpid(), signal.SIGTERM)
     await learner.wait_ended()
     end = learner.exit(RUN)
     assert end is not None
     assert end.lost
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_last_lines_of_a_learner_that_the_kubelet_has_ended_are_sent_while_its_record_is_held_back(
-    folder: PodFolder,
+    folder: PodFolder, learner: PodLearner
 ) -> None:
     """The helper looked at the record again and again, without a pause in which it could do anything else."""
-    learner = PodLearner(folder, None)
     record(folder, signal=signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGTERM)
     await learner.wait_ended()
@@ -138,14 +132,12 @@ async def test_last_lines_of_a_learner_that_the_kubelet_has_ended_are_sent_while
             assert learner.exit(RUN) is None
             await learner.pause(quick=False)
     assert others.done()
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_helper_sees_the_end_of_its_learner_at_once_and_looks_seldom_before(
-    folder: PodFolder, monkeypatch: pytest.MonkeyPatch
+    folder: PodFolder, learner: PodLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.helper.pod.WATCHED_S", HANG_S)
-    learner = PodLearner(folder, None)
     with learner:
         await learner.pause(quick=False)  # from now on the kernel wakes it
         looking = asyncio.create_task(learner.pause(quick=False))
@@ -155,22 +147,20 @@ async def test_helper_sees_the_end_of_its_learner_at_once_and_looks_seldom_befor
         looking = asyncio.create_task(learner.pause(quick=False))
         (folder.root / "runs/1/exit.reserved").rename(folder.root / EXIT)
         await looking
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
-async def test_folder_that_the_learner_has_removed_is_looked_at_all_the_same(folder: PodFolder) -> None:
-    learner = PodLearner(folder, None)
+async def test_helper_goes_on_after_its_learner_has_removed_the_folder_of_the_run(
+    folder: PodFolder, learner: PodLearner
+) -> None:
     with learner:
         await learner.pause(quick=False)
         (folder.root / "runs/1").rmdir()
         await learner.pause(quick=False)
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
-async def test_helper_wakes_the_entry_process_and_never_waits_for_it(folder: PodFolder) -> None:
+async def test_helper_wakes_the_entry_process_and_never_waits_for_it(folder: PodFolder, learner: PodLearner) -> None:
     """The learner can open the pipe, too, and read from it or not."""
     pipe = folder.path(pod_layout.WAKE_FILE)
-    learner = PodLearner(folder, None)
     learner.notify()  # there is no pipe
     os.mkfifo(pipe)
     learner.notify()  # nobody reads
@@ -186,4 +176,3 @@ async def test_helper_wakes_the_entry_process_and_never_waits_for_it(folder: Pod
         learner.notify()  # it is full
     finally:
         os.close(reader)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)

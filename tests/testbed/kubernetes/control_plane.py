@@ -266,7 +266,7 @@ class ControlPlane:
 
 @lru_cache(maxsize=4)
 def _trusting(authority: str) -> ssl.SSLContext:
-    """Of a certificate. Tests ask many times a second, and making one takes longer than asking."""
+    """A TLS context that trusts this certificate (PEM). Cached: making it takes longer than a request."""
     return ssl.create_default_context(cadata=authority)
 
 

@@ -33,7 +33,7 @@ _OBJECTS: Final = {
 """Bounds of the number of objects: one tenant cannot fill the cluster's store."""
 _TRIES: Final = 5
 _GRANTED_S: Final = 10.0
-"""A busy API server knows so late, at most, of rights that were granted in the namespace."""
+"""Seconds. A busy API server knows of a new RoleBinding after this time at most."""
 
 
 def namespace(tenant: str, options: KubernetesOptions) -> Document:
@@ -130,7 +130,7 @@ async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
 
 
 async def _apply_granted(api: Api, document: Document) -> None:
-    """``_apply``, by a right that was granted a moment ago: until the API server knows of it, it refuses."""
+    """``_apply`` with rights of a new RoleBinding: retried for ``_GRANTED_S`` while the API server refuses it."""
     loop = asyncio.get_running_loop()
     deadline, backoff = loop.time() + _GRANTED_S, Backoff()
     while True:
