@@ -31,17 +31,20 @@ _TIMEOUT_S: Final = 900.0
 
 @contextmanager
 def simulated_platform(
-    gpus: int, *, gang: str = "auto", tuned: bool = False
+    gpus: int, *, gang: str = "auto", tuned: bool = False, elsewhere: bool = False
 ) -> Generator[tuple[Cluster, Platform, Client]]:
     """A platform, as `weft up --cluster kubernetes` starts it, on so many GPUs, and the helpers of all pods.
 
     ``gang``: as ``WEFT_KUBERNETES_GANG``. ``tuned``: the scheduler has the settings that the operator guide recommends.
+    ``elsewhere``: control plane and helpers take little of this machine's processors (``Cluster.stand_elsewhere``).
     """
     nodes, flags = math.ceil(gpus / GPUS), TUNED_SCHEDULER if tuned else ()
     with (
         ending_cleanly(),
         cluster(nodes=0, simulated_nodes=nodes, gpus=GPUS, scheduler_flags=flags) as machines,
-        platform_on_simulated_nodes(machines, name="bench", settings={"WEFT_KUBERNETES_GANG": gang}) as running,
+        platform_on_simulated_nodes(
+            machines, name="bench", settings={"WEFT_KUBERNETES_GANG": gang}, elsewhere=elsewhere
+        ) as running,
         Client(running.url, running.key) as client,
     ):
         yield machines, running, client
@@ -76,6 +79,8 @@ def submit_all(client: Client, due: Sequence[float], *, train_s: float) -> list[
 
     with ThreadPoolExecutor(_SUBMITTERS) as threads:
         submitted = list(threads.map(submit, due))
+    slowest_s = max(acknowledged_s for _, acknowledged_s, _ in submitted)
+    print(f"  {len(due)} submitted, each acknowledged within {slowest_s:.2f} s", file=sys.stderr, flush=True)
     _await_ends(client, len(due), train_s)
     return [_life(job, due_s, acknowledged_s, began + due_s) for due_s, acknowledged_s, job in submitted]
 

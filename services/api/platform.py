@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,12 @@ from services.core.runtime.quarantine import Quarantine, QuarantineEntry
 log = structlog.get_logger()
 _RECENT_S: Final = 2.0
 """For so long an answer about a spec serves other submissions that need the same."""
+_STALE_S: Final = 30.0
+"""For so long an answer serves where the dispatcher does not give the next one within ``_PATIENCE_S``."""
+_PATIENCE_S: Final = 0.1
+"""So long a submit waits for a newer answer than the last one: it is acknowledged quickly while all is busy."""
+_RECENT_MOST: Final = 256
+"""Answers that are kept."""
 _WITHOUT_PLACEMENT: Final = frozenset({"name", "description", "command", "code", "env", "tags"})
 """Fields of a spec that placement does not depend on. A field that is missing here costs a call, not a wrong answer."""
 
@@ -41,6 +48,13 @@ class Fit:
     """now | later | never | unknown."""
     message: str = ""
     """Why; empty if ``now``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    fit: Fit
+    asked_s: float
+    """In the time of the event loop, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +99,14 @@ class Platform:
         self._dispatcher = dispatcher
         self._quarantine = quarantine
         self._others = others
-        self._recent: dict[bytes, Fit] = {}
-        """Answers by the digest of the fields of a spec that placement may depend on."""
-        self._unknown: Fit | None = None
-        """The answer for all specs while the dispatcher does not answer."""
-        self._recent_until = 0.0
-        """In the time of the event loop, in seconds."""
+        self._recent: OrderedDict[bytes, _Answer] = OrderedDict()
+        """By the digest of the fields of a spec that placement may depend on; the oldest first."""
+        self._asking: dict[bytes, asyncio.Task[Fit]] = {}
+        """The calls that are under way, by the same digests."""
+        self._unknown: _Answer | None = None
+        """The last time that the dispatcher did not answer: for ``_RECENT_S`` that is the answer for all new specs."""
+        self._unenforced = "", 0.0
+        """(the last warning about limits, until when it serves, in the time of the event loop)"""
 
     async def quarantined(self) -> Quarantined:
         """The quarantines of all services, queried at the same time."""
@@ -131,9 +147,12 @@ class Platform:
         return ClusterState(usage.nodes, usage.isolation, usage.used, counts, enforced)
 
     async def unenforced(self) -> str:
-        """What owners of jobs should know about limits that are not enforced; empty: nothing."""
-        report = await asyncio.to_thread(self._isolation)
-        return report.memory_warning if report is not None else ""
+        """What owners of jobs should know about limits that are not enforced; empty: nothing. Up to two seconds old."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._unenforced[1]:
+            report = await asyncio.to_thread(self._isolation)
+            self._unenforced = report.memory_warning if report is not None else "", now + _RECENT_S
+        return self._unenforced[0]
 
     async def fit(self, spec: JobSpec) -> Fit:
         """Whether a job of this spec would be admitted if it were submitted now."""
@@ -144,20 +163,38 @@ class Platform:
         return Fit(verdict, message)
 
     async def recent_fit(self, spec: JobSpec) -> Fit:
-        """As ``fit``, up to two seconds old: submissions in a row must not each wait for the dispatcher."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._recent_until:
-            self._recent, self._unknown, self._recent_until = {}, None, now + _RECENT_S
+        """As ``fit``, up to ``_STALE_S`` old: of submissions in a row only the first one waits for a busy dispatcher."""
         fields = {name: value for name, value in dump_spec(spec).items() if name not in _WITHOUT_PLACEMENT}
         key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
-        known = self._unknown or self._recent.get(key)
-        if known is not None:
-            return known
+        now = asyncio.get_running_loop().time()
+        last = self._recent.get(key)
+        if last is not None and now - last.asked_s < _RECENT_S:
+            return last.fit
+        stale = last.fit if last is not None and now - last.asked_s < _STALE_S else None
+        if self._unknown is not None and now - self._unknown.asked_s < _RECENT_S:
+            return stale or self._unknown.fit
+        asking = self._asking.get(key) or self._ask(key, spec)
+        # Not cancelled with this request: others wait for the same answer.
+        await asyncio.wait({asking}, timeout=None if stale is None else _PATIENCE_S)
+        if stale is not None and (not asking.done() or asking.result().verdict == "unknown"):
+            return stale
+        return asking.result()
+
+    def _ask(self, key: bytes, spec: JobSpec) -> asyncio.Task[Fit]:
+        self._asking[key] = task = asyncio.create_task(self._refresh(key, spec))
+        task.add_done_callback(lambda _: self._asking.pop(key, None))
+        return task
+
+    async def _refresh(self, key: bytes, spec: JobSpec) -> Fit:
+        asked_s = asyncio.get_running_loop().time()
         fit = await self.fit(spec)
         if fit.verdict == "unknown":
-            self._unknown = fit
-        else:
-            self._recent[key] = fit
+            self._unknown = _Answer(fit, asyncio.get_running_loop().time())
+            return fit
+        self._recent[key] = _Answer(fit, asked_s)
+        self._recent.move_to_end(key)
+        while len(self._recent) > _RECENT_MOST:
+            self._recent.popitem(last=False)
         return fit
 
 

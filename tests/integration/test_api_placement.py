@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -147,30 +148,66 @@ async def test_the_cluster_is_shown_as_the_dispatcher_counts_it(installation: In
     assert shown["used"] == {"cpus": 3, "memory": 4 * GB, "gpus": 2}
 
 
-async def test_submissions_in_a_row_do_not_each_wait_for_the_life_cycle_manager(installation: Installation) -> None:
-    specs: list[bytes] = []
+@dataclass
+class PlannedQueue:
+    """The life-cycle manager's answers of whether specs fit: 50 learners are too many. It is busy until ``free``."""
 
-    class Queue(control_pb2_grpc.QueueServicer):
-        async def Fit(self, request: control_pb2.FitRequest, context: Any) -> control_pb2.FitReply:  # noqa: N802 - proto
-            specs.append(request.spec)
-            large = b"50" in request.spec
-            return control_pb2.FitReply(verdict="never" if large else "now", message="too large" if large else "")
+    specs: list[bytes] = field(default_factory=list)
+    """Those it was asked about."""
+    free: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def register(server: grpc.aio.Server) -> None:
+    def register(self, server: grpc.aio.Server) -> None:
+        specs, free = self.specs, self.free
+
+        class Queue(control_pb2_grpc.QueueServicer):
+            async def Fit(self, request: control_pb2.FitRequest, context: Any) -> control_pb2.FitReply:  # noqa: N802
+                specs.append(request.spec)
+                await free.wait()
+                large = b"50" in request.spec
+                return control_pb2.FitReply(verdict="never" if large else "now", message="too large" if large else "")
+
         # Only one RPC of the generated base class is needed: mypy counts the others as abstract.
         control_pb2_grpc.add_QueueServicer_to_server(Queue(), server)  # type: ignore[abstract]
 
-    server = await serve(installation.address, guard("lcm"), register)
+
+@pytest.fixture
+async def queue(installation: Installation) -> AsyncIterator[PlannedQueue]:
+    """Connected, and free."""
+    planned = PlannedQueue()
+    planned.free.set()
+    server = await serve(installation.address, guard("lcm"), planned.register)
     await fit(installation, "now", {})  # connected: from here on each question reaches the server
-    specs.clear()
+    planned.specs.clear()
+    yield planned
+    planned.free.set()
+    await server.stop(None)
+
+
+async def warned(installation: Installation) -> list[str]:
+    """Warnings of a submit that is too large: none where no answer came within a second."""
+    return list((await installation.api.submit({**SPEC, "learners": 50}))["warnings"])
+
+
+async def test_submissions_in_a_row_do_not_each_wait_for_the_life_cycle_manager(
+    installation: Installation, queue: PlannedQueue
+) -> None:
     began = time.monotonic()
     for number in range(30):
         assert (await installation.api.submit({**SPEC, "name": f"digits-{number}"}))["warnings"] == []
-
-    async def warnings() -> list[str]:  # none where no answer came within a second
-        return list((await installation.api.submit({**SPEC, "learners": 50}))["warnings"])
-
-    assert await until(warnings) == ["too large"]
-    await server.stop(None)
+    assert await until(lambda: warned(installation)) == ["too large"]
     # Once for each of the two specs, and once more whenever the last answer had become too old.
-    assert 2 <= len(specs) <= 2 + (time.monotonic() - began) / RECENT_S
+    assert 2 <= len(queue.specs) <= 2 + (time.monotonic() - began) / RECENT_S
+
+
+async def test_submissions_during_a_storm_do_not_wait_for_the_busy_life_cycle_manager(
+    installation: Installation, queue: PlannedQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await until(lambda: warned(installation)) == ["too large"]
+    monkeypatch.setattr("services.api.platform._RECENT_S", 0.0)
+    queue.free.clear()
+    queue.specs.clear()
+    for _ in range(5):
+        assert await warned(installation) == ["too large"]  # the last answer: a new one is on its way
+    assert queue.specs
+    queue.free.set()
+    assert await until(lambda: warned(installation)) == ["too large"]

@@ -57,6 +57,30 @@ def make_groups(name: str) -> list[Path]:
     return files
 
 
+def set_share(name: str, percent: int) -> None:
+    """Sets how much the groups get of processors that others want, too, in relation to a group of its own.
+
+    RuntimeError where this machine does not divide its processors by groups.
+    """
+    divided = False
+    for hierarchy in hierarchies():
+        group = Path(hierarchy.path, PREFIX + name)
+        for setting, whole in (("cpu.shares", 1024), ("cpu.weight", 100)):  # of version 1, and of version 2
+            if (group / setting).exists():
+                (group / setting).write_text(str(max(2, whole * percent // 100)))
+                divided = True
+    if not divided:
+        raise RuntimeError("control groups divide no processors here: their controller `cpu` is not turned on")
+
+
+def join_groups(name: str, pid: int) -> None:
+    """Puts a process, and what it starts later, into the groups of a machine that runs."""
+    for hierarchy in hierarchies():
+        group = Path(hierarchy.path, PREFIX + name)
+        entry = "init/cgroup.procs" if hierarchy.type == "cgroup2" else "cgroup.procs"
+        (group / entry).write_text(str(pid))
+
+
 def remove_groups(name: str) -> None:
     """Removes the groups with all below them; waits for their processes, which have been killed, to be gone."""
     for hierarchy in hierarchies():

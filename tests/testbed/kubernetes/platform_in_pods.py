@@ -74,9 +74,12 @@ def platform_in_pods(
 
 @contextmanager
 def platform_on_simulated_nodes(
-    cluster: Cluster, *, name: str, settings: Mapping[str, str] | None = None
+    cluster: Cluster, *, name: str, settings: Mapping[str, str] | None = None, elsewhere: bool = False
 ) -> Generator[Platform]:
-    """The same on simulated nodes: ``simulated_helpers`` plays the helpers and learners of all pods."""
+    """The same on simulated nodes: ``simulated_helpers`` plays the helpers and learners of all pods.
+
+    ``elsewhere``: they and the control plane take little of this machine's processors (``Cluster.stand_elsewhere``).
+    """
     own = {
         "WEFT_CLUSTER": "kubernetes",
         "WEFT_KUBERNETES_KUBECONFIG": str(cluster.kubeconfig),
@@ -88,8 +91,12 @@ def platform_on_simulated_nodes(
         "WEFT_LEARNERS_PORT": str(free_port()),
     }
     program = [sys.executable, "-m", "tests.testbed.kubernetes.simulated_helpers"]
-    with subprocess.Popen([*program, str(cluster.kubeconfig), name], stdout=subprocess.DEVNULL) as helpers:
+    with subprocess.Popen(
+        [*program, str(cluster.kubeconfig), name], stdout=subprocess.DEVNULL, start_new_session=True
+    ) as helpers:
         try:
+            if elsewhere:
+                cluster.stand_elsewhere(helpers.pid)
             with platform({**own, **(settings or {})}) as running:
                 yield running
         finally:

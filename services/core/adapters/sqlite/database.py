@@ -49,6 +49,9 @@ log = structlog.get_logger()
 
 _BUSY_MS: Final = 5_000
 """Longer than any transaction of ours, shorter than the timeouts of callers."""
+_LOCKED_S: Final = 0.001
+"""How often a locked file is tried again. SQLite's own handler waits for up to 0.1 s, in which other processes take the
+lock again and again."""
 _GROUP: Final = 256
 """Writes in one transaction: enough to share the fsync, few enough for other processes to get the lock."""
 _WAL_KEPT: Final = 64 * 2**20
@@ -331,11 +334,26 @@ def _create_file(path: Path, mounts: Path) -> None:
 def _connect(path: Path) -> apsw.Connection:
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     with undo_on_failure(connection.close):
-        connection.set_busy_timeout(_BUSY_MS)
+        connection.set_busy_handler(_wait_for_lock())
         _retry_busy(lambda: connection.pragma("journal_mode", "wal"))
         connection.pragma("synchronous", "FULL")
         connection.pragma("journal_size_limit", _WAL_KEPT)
     return connection
+
+
+def _wait_for_lock() -> Callable[[int], bool]:
+    """A busy handler of a connection, which gives up after ``_BUSY_MS``."""
+    give_up = 0.0
+
+    def wait(tries: int) -> bool:
+        nonlocal give_up
+        now = time.monotonic()
+        if not tries:
+            give_up = now + _BUSY_MS / 1000
+        time.sleep(_LOCKED_S)
+        return now < give_up
+
+    return wait
 
 
 def _retry_busy(change: Callable[[], object]) -> None:
