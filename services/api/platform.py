@@ -31,8 +31,8 @@ log = structlog.get_logger()
 _RECENT_S: Final = 2.0
 """For so long an answer about a spec serves other submissions that need the same."""
 _STALE_S: Final = 30.0
-"""For so long an answer serves where the dispatcher does not give the next one within ``_PATIENCE_S``."""
-_PATIENCE_S: Final = 0.1
+"""For so long an answer serves where the dispatcher does not give the next one within ``_NEW_ANSWER_S``."""
+_NEW_ANSWER_S: Final = 0.1
 """So long a submit waits for a newer answer than the last one: it is acknowledged quickly while all is busy."""
 _RECENT_MOST: Final = 256
 """Answers that are kept."""
@@ -53,7 +53,7 @@ class Fit:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     fit: Fit
-    asked_s: float
+    called_s: float
     """In the time of the event loop, in seconds."""
 
 
@@ -101,7 +101,7 @@ class Platform:
         self._others = others
         self._recent: OrderedDict[bytes, _Answer] = OrderedDict()
         """By the digest of the fields of a spec that placement may depend on; the oldest first."""
-        self._asking: dict[bytes, asyncio.Task[Fit]] = {}
+        self._calls: dict[bytes, asyncio.Task[Fit]] = {}
         """The calls that are under way, by the same digests."""
         self._unknown: _Answer | None = None
         """The last time that the dispatcher did not answer: for ``_RECENT_S`` that is the answer for all new specs."""
@@ -163,35 +163,35 @@ class Platform:
         return Fit(verdict, message)
 
     async def recent_fit(self, spec: JobSpec) -> Fit:
-        """As ``fit``, up to ``_STALE_S`` old: of submissions in a row only the first one waits for a busy dispatcher."""
+        """As ``fit``, up to ``_STALE_S`` old: of submits in a row only the first one waits for a busy dispatcher."""
         fields = {name: value for name, value in dump_spec(spec).items() if name not in _WITHOUT_PLACEMENT}
         key = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
         now = asyncio.get_running_loop().time()
         last = self._recent.get(key)
-        if last is not None and now - last.asked_s < _RECENT_S:
+        if last is not None and now - last.called_s < _RECENT_S:
             return last.fit
-        stale = last.fit if last is not None and now - last.asked_s < _STALE_S else None
-        if self._unknown is not None and now - self._unknown.asked_s < _RECENT_S:
+        stale = last.fit if last is not None and now - last.called_s < _STALE_S else None
+        if self._unknown is not None and now - self._unknown.called_s < _RECENT_S:
             return stale or self._unknown.fit
-        asking = self._asking.get(key) or self._ask(key, spec)
+        call = self._calls.get(key) or self._call(key, spec)
         # Not cancelled with this request: others wait for the same answer.
-        await asyncio.wait({asking}, timeout=None if stale is None else _PATIENCE_S)
-        if stale is not None and (not asking.done() or asking.result().verdict == "unknown"):
+        await asyncio.wait({call}, timeout=None if stale is None else _NEW_ANSWER_S)
+        if stale is not None and (not call.done() or call.result().verdict == "unknown"):
             return stale
-        return asking.result()
+        return call.result()
 
-    def _ask(self, key: bytes, spec: JobSpec) -> asyncio.Task[Fit]:
-        self._asking[key] = task = asyncio.create_task(self._refresh(key, spec))
-        task.add_done_callback(lambda _: self._asking.pop(key, None))
+    def _call(self, key: bytes, spec: JobSpec) -> asyncio.Task[Fit]:
+        self._calls[key] = task = asyncio.create_task(self._refresh(key, spec))
+        task.add_done_callback(lambda _: self._calls.pop(key, None))
         return task
 
     async def _refresh(self, key: bytes, spec: JobSpec) -> Fit:
-        asked_s = asyncio.get_running_loop().time()
+        called_s = asyncio.get_running_loop().time()
         fit = await self.fit(spec)
         if fit.verdict == "unknown":
             self._unknown = _Answer(fit, asyncio.get_running_loop().time())
             return fit
-        self._recent[key] = _Answer(fit, asked_s)
+        self._recent[key] = _Answer(fit, called_s)
         self._recent.move_to_end(key)
         while len(self._recent) > _RECENT_MOST:
             self._recent.popitem(last=False)

@@ -51,7 +51,7 @@ def status() -> MemoryStatusStore:
 
 @pytest.fixture
 async def stand_in(testbed_cluster: Machines, api: Api, status: MemoryStatusStore) -> AsyncGenerator[StandIn]:
-    async with standing_in(StandIn(api, testbed_cluster.kubectl, OPTIONS, status)) as running:
+    async with standing_in(StandIn(api, testbed_cluster, OPTIONS, status)) as running:
         yield running
 
 

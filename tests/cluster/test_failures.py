@@ -485,7 +485,7 @@ async def provoke_all(machines: Machines) -> dict[str, Outcome]:
     async with AsyncExitStack() as stack:
         api = Api(machines.kubeconfig)
         stack.push_async_callback(api.close)
-        await stack.enter_async_context(standing_in(StandIn(api, machines.kubectl, _OPTIONS, status)))
+        await stack.enter_async_context(standing_in(StandIn(api, machines, _OPTIONS, status)))
         watching = AnnouncingCluster(Api(machines.kubeconfig), _OPTIONS, status)
         stack.push_async_callback(watching.close)
 

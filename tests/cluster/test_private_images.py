@@ -53,7 +53,7 @@ async def cluster(
     lcm = AnnouncingCluster(Api(accounts.lcm), BOUND, status)
     client = AnnouncingCluster(Api(accounts.guardian), BOUND, status, lcm=lcm, credentials=secret)
     await client.prepare("t")
-    async with standing_in(StandIn(api, testbed_cluster.kubectl, BOUND, status)):
+    async with standing_in(StandIn(api, testbed_cluster, BOUND, status)):
         yield client
     await client.close()
 

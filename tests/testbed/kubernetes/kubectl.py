@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,12 +35,7 @@ class Kubectl:
         """Returns the output. Raises KubectlError if it fails. ``text``: for --filename=-."""
         options = [f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
         done = subprocess.run(
-            [self.program, *options, *arguments],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "GOGC": "off"},  # it ends before it would be worth while
+            [self.program, *options, *arguments], input=text, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")

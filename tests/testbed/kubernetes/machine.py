@@ -23,9 +23,6 @@ from tests.testbed.kubernetes.processes import Process, host_pid, wait
 
 _HERE: Final = Path(__file__).parent
 _PATH: Final = f"{FOLDER_INSIDE}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_GOGC: Final = "400"
-"""Percent by which the heaps of Kubernetes' programs grow between two collections: they are small here, and 100, Go's
-default, costs a tenth of the processors that all of them take."""
 # Joins the machine's control groups, then starts a server in a session of its own and prints its pid.
 _SPAWN: Final = 'log=$1; shift; setsid "$@" < /dev/null >> "$log" 2>&1 & echo $!'
 
@@ -189,7 +186,7 @@ class Machine:
         descriptors: Sequence[int] = (),
     ) -> subprocess.CompletedProcess[str]:
         kinds = ["--net", "--pid"] if network_only else ["--mount", "--net", "--pid", "--cgroup", "--uts", "--ipc"]
-        variables = {"PATH": _PATH, "HOME": "/run", "LC_ALL": "C.UTF-8", "GOGC": _GOGC, **(environment or {})}
+        variables = {"PATH": _PATH, "HOME": "/run", "LC_ALL": "C.UTF-8", **(environment or {})}
         return self._run(
             ["nsenter", f"--target={self.pid}", *kinds, "--wd=/", *command],
             text=text,

@@ -29,7 +29,8 @@ from services.core.ports.cluster import Node
 from services.core.ports.pull_credentials import PullCredentials
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.pod_layout import CONTROL, HELPER_CONTAINER
-from tests.testbed.kubernetes.kubectl import Kubectl, KubectlError
+from tests.testbed.kubernetes.cluster import Cluster
+from tests.testbed.kubernetes.kubectl import KubectlError
 from tests.waiting import until
 
 _POLL_S: Final = 0.1
@@ -88,7 +89,7 @@ class StandIn:
     """``obeys``: stops are relayed. False plays helpers that are cut off."""
 
     api: Api
-    kubectl: Kubectl
+    machines: Cluster
     options: KubernetesOptions
     status: StatusStore
     obeys: bool = True
@@ -130,8 +131,9 @@ class StandIn:
             self._stopped[uid] = entry.value
 
     async def log(self, pod: Document, container: str) -> str:
+        """Empty if it cannot be read, mostly as the pod is gone."""
         metadata = pod["metadata"]
-        return await self.kubectl_in(metadata["namespace"], "logs", metadata["name"], f"--container={container}")
+        return await asyncio.to_thread(self.machines.log, metadata["namespace"], metadata["name"], container)
 
     async def execute(self, pod: Document, container: str, script: str, *, text: str = "") -> str:
         """Runs a shell script in a container. Returns its output."""
@@ -142,7 +144,7 @@ class StandIn:
     async def kubectl_in(self, namespace: str, *arguments: str, text: str = "") -> str:
         """The output; empty if kubectl fails, mostly as the pod is gone."""
         try:
-            return await asyncio.to_thread(replace(self.kubectl, namespace=namespace), *arguments, text=text)
+            return await asyncio.to_thread(replace(self.machines.kubectl, namespace=namespace), *arguments, text=text)
         except KubectlError:
             return ""
 
