@@ -270,7 +270,7 @@ class Cluster:
         """What a container has printed; empty if that cannot be read. Much cheaper than kubectl."""
         try:
             path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log?{urlencode({'container': container})}"
-            return self.control_plane.get(path).decode()
+            return self.control_plane.get(path).decode(errors="replace")
         except OSError:
             return ""
 
