@@ -34,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     count, seconds, train_s = (100, 0.5, 10.0) if args.quick else (args.jobs, args.seconds, args.train)
     due = [number * seconds / count for number in range(count)]
-    with simulated_platform(count, gang=args.gang, tuned=args.tuned, elsewhere=True) as (machines, _, client):
+    with simulated_platform(count, gang=args.gang, tuned=args.tuned, low_share=True) as (machines, _, client):
         submit_all(client, [0.0], train_s=1)  # prepares the tenant
         lives = submit_all(client, due, train_s=train_s)
         eventually(lambda: objects_left(machines) == [])

@@ -31,19 +31,19 @@ _TIMEOUT_S: Final = 900.0
 
 @contextmanager
 def simulated_platform(
-    gpus: int, *, gang: str = "auto", tuned: bool = False, elsewhere: bool = False
+    gpus: int, *, gang: str = "auto", tuned: bool = False, low_share: bool = False
 ) -> Generator[tuple[Cluster, Platform, Client]]:
     """A platform, as `weft up --cluster kubernetes` starts it, on so many GPUs, and the helpers of all pods.
 
     ``gang``: as ``WEFT_KUBERNETES_GANG``. ``tuned``: the scheduler has the settings that the operator guide recommends.
-    ``elsewhere``: control plane and helpers take little of this machine's processors (``Cluster.stand_elsewhere``).
+    ``low_share``: control plane and helpers take little of this machine's processors (``Cluster.lower_share``).
     """
     nodes, flags = math.ceil(gpus / GPUS), TUNED_SCHEDULER if tuned else ()
     with (
         ending_cleanly(),
         cluster(nodes=0, simulated_nodes=nodes, gpus=GPUS, scheduler_flags=flags) as machines,
         platform_on_simulated_nodes(
-            machines, name="bench", settings={"WEFT_KUBERNETES_GANG": gang}, elsewhere=elsewhere
+            machines, name="bench", settings={"WEFT_KUBERNETES_GANG": gang}, low_share=low_share
         ) as running,
         Client(running.url, running.key) as client,
     ):

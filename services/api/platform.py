@@ -31,11 +31,11 @@ log = structlog.get_logger()
 _RECENT_S: Final = 2.0
 """For so long an answer about a spec serves other submissions that need the same."""
 _STALE_S: Final = 30.0
-"""For so long an answer serves where the dispatcher does not give the next one within ``_NEW_ANSWER_S``."""
+"""Age up to which the last answer is used if the dispatcher gives no newer one within ``_NEW_ANSWER_S``."""
 _NEW_ANSWER_S: Final = 0.1
-"""So long a submit waits for a newer answer than the last one: it is acknowledged quickly while all is busy."""
+"""Seconds that a submit waits for a newer answer: a busy dispatcher must not delay its acknowledgement."""
 _RECENT_MOST: Final = 256
-"""Answers that are kept."""
+"""Answers in the cache: users choose how many different specs there are."""
 _WITHOUT_PLACEMENT: Final = frozenset({"name", "description", "command", "code", "env", "tags"})
 """Fields of a spec that placement does not depend on. A field that is missing here costs a call, not a wrong answer."""
 
@@ -52,6 +52,8 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
+    """An answer of the dispatcher, and when the call for it began."""
+
     fit: Fit
     called_s: float
     """In the time of the event loop, in seconds."""
@@ -181,11 +183,13 @@ class Platform:
         return call.result()
 
     def _call(self, key: bytes, spec: JobSpec) -> asyncio.Task[Fit]:
+        """Starts the call for this key, which all requests for it share."""
         self._calls[key] = task = asyncio.create_task(self._refresh(key, spec))
         task.add_done_callback(lambda _: self._calls.pop(key, None))
         return task
 
     async def _refresh(self, key: bytes, spec: JobSpec) -> Fit:
+        """Calls the dispatcher and keeps its answer."""
         called_s = asyncio.get_running_loop().time()
         fit = await self.fit(spec)
         if fit.verdict == "unknown":

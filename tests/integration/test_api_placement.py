@@ -153,7 +153,7 @@ class PlannedQueue:
     """The life-cycle manager's answers of whether specs fit: 50 learners are too many. It is busy until ``free``."""
 
     specs: list[bytes] = field(default_factory=list)
-    """Those it was asked about."""
+    """Specs of the requests that it got, as JSON."""
     free: asyncio.Event = field(default_factory=asyncio.Event)
 
     def register(self, server: grpc.aio.Server) -> None:

@@ -43,7 +43,7 @@ _SETTINGS: Final = "cluster.json"
 MOST_NODES: Final = 3
 GPU: Final = "nvidia.com/gpu"
 _NODE_GRACE_S: Final = 8
-_ELSEWHERE: Final = 12
+_LOW_SHARE: Final = 12
 """Percent: an eighth."""
 _SIMULATED_GRACE_S: Final = 40
 """Simulated nodes report every ten seconds: hundreds that do so each second would take the processors."""
@@ -228,12 +228,12 @@ class Cluster:
         """Of the first process of its machine: what has to enter its network."""
         return self._control_plane.pid
 
-    def stand_elsewhere(self, pid: int) -> None:
+    def lower_share(self, pid: int) -> None:
         """For benchmarks: this process and the control plane get a share of the processors that is an eighth of a
         service's. In production they stand on other machines. RuntimeError where shares cannot be set.
         """
         self._control_plane.adopt(pid)
-        self._control_plane.set_share(_ELSEWHERE)
+        self._control_plane.set_share(_LOW_SHARE)
 
     @property
     def nodes(self) -> list[Node]:

@@ -74,11 +74,11 @@ def platform_in_pods(
 
 @contextmanager
 def platform_on_simulated_nodes(
-    cluster: Cluster, *, name: str, settings: Mapping[str, str] | None = None, elsewhere: bool = False
+    cluster: Cluster, *, name: str, settings: Mapping[str, str] | None = None, low_share: bool = False
 ) -> Generator[Platform]:
     """The same on simulated nodes: ``simulated_helpers`` plays the helpers and learners of all pods.
 
-    ``elsewhere``: they and the control plane take little of this machine's processors (``Cluster.stand_elsewhere``).
+    ``low_share``: they and the control plane take little of this machine's processors (``Cluster.lower_share``).
     """
     own = {
         "WEFT_CLUSTER": "kubernetes",
@@ -95,8 +95,8 @@ def platform_on_simulated_nodes(
         [*program, str(cluster.kubeconfig), name], stdout=subprocess.DEVNULL, start_new_session=True
     ) as helpers:
         try:
-            if elsewhere:
-                cluster.stand_elsewhere(helpers.pid)
+            if low_share:
+                cluster.lower_share(helpers.pid)
             with platform({**own, **(settings or {})}) as running:
                 yield running
         finally:
