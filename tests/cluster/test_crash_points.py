@@ -230,6 +230,25 @@ async def test_scheduler_sees_a_native_gang_only_once_all_its_gates_are_lifted(s
     await teardown(guardian, gang)
 
 
+async def test_start_does_not_read_what_it_has_created(scene: Scene) -> None:
+    """Where many jobs start together, each read delays all of them as much as a creation."""
+
+    async def unrepeated() -> list[tuple[str, str]] | None:
+        """The requests of a start; None if the cluster has written a pod meanwhile: then a step was repeated."""
+        gang, api = gang_of("4 learners"), CutApi(scene.machines.kubeconfig, _NEVER)
+        guardian = scene.guardian(api)
+        await start(guardian, gang)
+        sent, repeated = list(api.sent), api.conflicts > 0
+        await teardown(guardian, gang)
+        return None if repeated else sent
+
+    sent = await until(unrepeated)
+    assert sent is not None
+    created = next(at for at, (method, _) in enumerate(sent) if method == "POST")
+    activated = max(at for at, (method, _) in enumerate(sent) if method == "PATCH")
+    assert [request for request in sent[created:activated] if request[0] == "GET"] == []
+
+
 async def test_objects_that_the_cluster_writes_meanwhile_keep_no_gang_from_starting(scene: Scene) -> None:
     requests, _ = await scene.requests("4 learners")
     for at in random.Random(_SEED).sample(range(requests), 8):

@@ -110,6 +110,8 @@ class SimulatedKubernetes:
         """Its scheduler takes another node than the preferred one where it can, as for rules of its own."""
         self.pace = 1.0
         """Images that are pulled from now on take this share of their time."""
+        self.start_s: float | None = None
+        """Seconds from the binding of a pod to the start of its containers; None: by chance."""
         self._nodes = {node.name: node for node in nodes}
         self._learners: dict[str, PodLearner] = {}
         """By the pod's uid, as long as the pod or its processes exist."""
@@ -337,6 +339,9 @@ class SimulatedKubernetes:
         on_bound(learner.job)
         if node in self._lost:
             self._checker.learner_lost(learner)
+        if self.start_s is not None:
+            self._later(self.start_s, self.start_s, self._start_containers, learner)
+            return
         pulls_s = self.pace * self._chance.choice([0.3, 0.3, 0.6, 3.0])
         self._later(0.02, pulls_s, self._start_containers, learner)
 

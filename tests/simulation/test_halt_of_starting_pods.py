@@ -14,8 +14,10 @@ from tests.simulation.pod_platform import PodPlatform
 from tests.simulation.virtual_time import run
 from tests.testbed.helpers_in_memory import Fate
 
+_START_S = 0.6
+"""Longer than the Guardian needs to send the deletion, shorter than its wait for the answer."""
 _LATE_S = 1.5
-"""Longer than containers need to start, shorter than the wait for the answer."""
+"""Longer than containers need to start."""
 _PAUSE_S = 12.0
 """Longer than another Guardian needs to take the job over and stop it."""
 _GRACE_S = 30
@@ -39,6 +41,7 @@ async def halt_while_the_pod_starts(home: Path) -> tuple[bool, str]:
         requests.append(asyncio.create_task(platform.request_desired(job_id, Desired.HALT)))
 
     platform.simulated_cluster.on_next_bound = halt
+    platform.simulated_cluster.start_s = _START_S
     spec = {"name": "digits", "command": "python train.py", "grace": "1s", "store_timeout": "6s"}
     declared = Declared.one_learner(grace_s=1, store_s=6)
     job_id = await platform.submit_job(spec, declared)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import gangs, names, nodes, observed, tenants
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather
+from services.core.adapters.kubernetes.changes import Changes
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observation_cache import ObservationCache, Reading
 from services.core.adapters.kubernetes.observed import Context, StopMark
@@ -155,12 +156,14 @@ class KubernetesCluster:
         return observation
 
     async def stop(self, job_id: str, *, attempt: int, term: int, generation: int, cause: str, grace_ms: int) -> None:
+        self._provision.forget(job_id)
         with self._cache.writing(job_id):
             await self._removal.stop(
                 job_id, attempt=attempt, term=term, generation=generation, cause=cause, grace_ms=grace_ms
             )
 
     async def teardown(self, job_id: str, *, attempt: int, term: int) -> None:
+        self._provision.forget(job_id)
         with self._cache.writing(job_id):
             await self._removal.teardown(job_id, attempt=attempt, term=term)
 
@@ -172,7 +175,7 @@ class KubernetesCluster:
         return sorted(with_pods | await self._places.without_pods(with_pods, asyncio.get_running_loop().time()))
 
     async def watch(self) -> AsyncGenerator[str]:
-        changed: asyncio.Queue[str] = asyncio.Queue()
+        changes = Changes()
         ours = {"labelSelector": names.of_jobs(self._options.installation)}
 
         def on_pod(pod: Document) -> None:
@@ -181,19 +184,19 @@ class KubernetesCluster:
                 return  # an empty id would stand for all jobs
             self._places.forget_old(pods.objects.values())
             self._cache.invalidate(job)
-            changed.put_nowait(job)
+            changes.add(job)
 
         def on_list() -> None:
             self._cache.invalidate_all()
             for place, job in pods.objects.items():
                 if job:
                     self._places.learn(job, place[0])
-            changed.put_nowait("")
+            changes.add("")
 
         def on_event(event: Document) -> None:
             # While the pods are not listed, an event is not needed: after the list, the reader looks at all jobs.
             if self._is_current() and (job := _job_of(str(event["involvedObject"].get("name")))):
-                changed.put_nowait(job)
+                changes.add(job)
 
         pods = Reflector(self._api, PODS, query=ours, keep=self._places.job_of, on_change=on_pod, on_list=on_list)
         warnings = Reflector(
@@ -203,7 +206,7 @@ class KubernetesCluster:
         self._watched = pods
         try:
             while True:
-                yield await changed.get()
+                yield await changes.next()
         finally:
             self._watched = None
             await _cancel(tasks)

@@ -3,12 +3,16 @@
 Before each effect the step records its term in the fence and checks the term that the owner object and the pods carry.
 Whatever another Guardian changes in between makes the step's own patches fail, because they carry the resource version.
 So does a status that the cluster writes: the step is carried out again from its checks on.
+
+A process that has created the owner, and then the pods, does not read them again: what it may change of them is decided
+by their resource versions. Each read costs the API server as much as a creation.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from services.core.adapters.kubernetes import names, objects, pod_rules, pods
@@ -36,6 +40,17 @@ _EARLIER_GRACE_S: Final = 1
 """Of a pod whose learner is started again: what it had to store is stored."""
 
 
+@dataclass
+class _Created:
+    """What this process has created of an attempt, as the API server has answered."""
+
+    plan: tuple[int, int]
+    """The attempt and the Guardian's term."""
+    owner: Document
+    pods: Mapping[str, Document] = field(default_factory=dict)
+    """By learner; empty before they are all created."""
+
+
 class Provision:
     def __init__(
         self,
@@ -48,6 +63,12 @@ class Provision:
         """``gang``: how this cluster places gangs. ``credentials``: None in a service that provisions nothing."""
         self._api, self._options, self._fences, self._gang = api, options, fences, gang
         self._credentials = credentials
+        self._created: dict[str, _Created] = {}
+        """By job, from one step to the next."""
+
+    def forget(self, job: str) -> None:
+        """The attempt is stopped or removed."""
+        self._created.pop(job, None)
 
     async def do(self, step: str, plan: AttemptPlan) -> None:
         steps = {"reserve": self._reserve, "learners": self._create_pods, "activate": self._activate}
@@ -55,26 +76,32 @@ class Provision:
             raise InvalidRequest(f"there is no step {step!r}; there are: {', '.join(STEPS)}")
         if plan.schema > SCHEMA:
             raise Unavailable(f"the plan has schema {plan.schema}, and this service reads {SCHEMA}: finish the upgrade")
+        created = self._created.pop(plan.job, None)  # after a failure the objects are read
+        if created is not None and created.plan != (plan.attempt, plan.term):
+            created = None
         with starting(names.checked(plan.job)):
             for _ in range(_TRIES):
                 await self._fences.admit(plan.job, plan.attempt, plan.term)
                 try:
-                    await steps[step](plan)
+                    await steps[step](plan, created)
                 except StaleRevision:
+                    created = None
                     continue  # mostly the scheduler or a kubelet, which write the status of the same pods: look again
                 return
         raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} keep changing; try again")
 
-    async def _reserve(self, plan: AttemptPlan) -> None:
+    async def _reserve(self, plan: AttemptPlan, _: _Created | None) -> None:
         """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
         gang = await self._gang()
         for learner in plan.learners:
             pod_rules.check(pods.pod(plan, learner, self._options, "", gang=gang), self._options)
-        owner = await self._claim_owner(plan)
+        owner, is_new = await self._claim_owner(plan)
         uid = owner["metadata"]["uid"]
         if plan.image_pull_secret:
             await self._create_pull_secret(plan, uid)
         await gather([self._create(document) for document in objects.owned(plan, self._options, uid)])
+        if is_new:
+            self._created[plan.job] = _Created((plan.attempt, plan.term), owner)
 
     async def _create_pull_secret(self, plan: AttemptPlan, owner_uid: str) -> None:
         """The credentials are read once for an attempt: a change of the tenant's secret counts for the next one.
@@ -93,13 +120,17 @@ class Provision:
         else:
             _check_owner(present, [owner_uid])
 
-    async def _create_pods(self, plan: AttemptPlan) -> None:
+    async def _create_pods(self, plan: AttemptPlan, created: _Created | None) -> None:
         """Inert pods of all learners. None of an attempt that was stopped before.
 
         A learner in a later run than its pod gets a new pod of the same name, once the old one is gone: then its
         kubelet has ended all its containers. The owner says which runs may have been created before they are, so none
         is created twice.
         """
+        if created is not None:
+            created.pods = await self._create_first_pods(plan, created.owner)
+            self._created[plan.job] = created
+            return
         owner = await self._owner(plan)
         if StopMark.of(owner) is not None:
             return
@@ -119,6 +150,15 @@ class Provision:
                 await self._api.patch(path_of(owner), pods.annotated(owner, **change))
         await gather([self._create(pods.pod(plan, learner, self._options, uid, gang=gang)) for learner in missing])
 
+    async def _create_first_pods(self, plan: AttemptPlan, owner: Document) -> Mapping[str, Document]:
+        """The pods of an owner that has none of another process, by learner. StaleRevision: some were there."""
+        gang, uid = await self._gang(), owner["metadata"]["uid"]
+        documents = [pods.pod(plan, learner, self._options, uid, gang=gang) for learner in plan.learners]
+        answers = await gather([self._create(document) for document in documents])
+        if None in answers:
+            raise StaleRevision(f"pods of attempt {plan.attempt} of {plan.job} were there before")
+        return {learner.name: answer for learner, answer in zip(plan.learners, answers, strict=True)}
+
     async def _remove_earlier_runs(self, plan: AttemptPlan, present: Mapping[str, Document]) -> None:
         """Deletes pods of lower runs than the plan's. Unavailable while one is there, e.g. on a node that is lost."""
         runs = {learner.name: learner.run for learner in plan.learners}
@@ -133,17 +173,17 @@ class Provision:
         if earlier:
             raise Unavailable(f"the pods of the earlier runs of {', '.join(sorted(earlier)[:5])} are being removed")
 
-    async def _activate(self, plan: AttemptPlan) -> None:
+    async def _activate(self, plan: AttemptPlan, created: _Created | None) -> None:
         """Lifts the gates of all pods. A pod that was stopped keeps its gate.
 
         The native gang object comes last. With it there, the scheduler tries the whole gang again for each pod whose
         gate is lifted, fails until the last one, and writes a condition and an event of each pod each time.
         """
-        owner = await self._owner(plan)
+        owner = created.owner if created is not None else await self._owner(plan)
         if StopMark.of(owner) is not None:
             return
         gang = await self._gang()
-        present = await self._pods(plan)
+        present = created.pods if created is not None else await self._pods(plan)
         gone = [learner.name for learner in plan.learners if learner.name not in present]
         activated = names.annotation(owner, names.ACTIVATED)
         if gone and not activated:
@@ -165,18 +205,19 @@ class Provision:
             await self._create(objects.pod_group(plan, self._options, owner["metadata"]["uid"]))
             await self._owner(plan)  # a late call: the attempt was removed meanwhile, and the cluster removes this too
 
-    async def _claim_owner(self, plan: AttemptPlan) -> Document:
-        """Creates the owner, or takes it over from an earlier term. Raises StaleFence if a later one has it."""
+    async def _claim_owner(self, plan: AttemptPlan) -> tuple[Document, bool]:
+        """Creates the owner (True), or takes it over from an earlier term. Raises StaleFence if a later one has it."""
         document = objects.owner(plan, self._options)
         for _ in range(_TRIES):
             try:
-                return {**await self._api.create(path_of(document, of_collection=True), document), "kind": "ConfigMap"}
+                answer = await self._api.create(path_of(document, of_collection=True), document)
+                return {**answer, "kind": "ConfigMap"}, True
             except Duplicate:
                 pass
             except NotFound as error:
                 raise Unavailable(f"the tenant's namespace is not there yet: {error}") from error
             try:
-                return await self._raise_term(await self._owner(plan), plan)
+                return await self._raise_term(await self._owner(plan), plan), False
             except (StaleRevision, InvalidRequest):
                 continue  # it was changed or removed meanwhile
         raise Unavailable("the attempt's owner object keeps changing; try again")
@@ -214,16 +255,18 @@ class Provision:
             if names.attempt_of(item) == plan.attempt
         }
 
-    async def _create(self, document: Document) -> None:
-        """Creates the object, or checks that the one of its name belongs to the same owner."""
+    async def _create(self, document: Document) -> Document | None:
+        """Creates the object and returns it. None: one of its name is there, and belongs to the same owner."""
         try:
-            await self._api.create(path_of(document, of_collection=True), document)
+            answer = await self._api.create(path_of(document, of_collection=True), document)
         except Duplicate:
             try:
                 present = await self._api.get(path_of(document))
             except NotFound:
                 raise Unavailable(f"{document['metadata']['name']} is being removed") from None
             _check_owner(present, _owner_uids(document))
+            return None
+        return {**answer, "kind": document["kind"]}
 
 
 def _check_ours(present: Document, plan: AttemptPlan, options: KubernetesOptions) -> None:
