@@ -16,16 +16,16 @@ class Sent:
         self._ends: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def begin(self, name: str, job: str = "") -> None:
-        """Returns once the request is sent, or waits. ``job``: it is of this job's start."""
+    async def begin(self, name: str, turn: int = 0) -> None:
+        """Returns once the request is sent, or waits. ``turn``: of the start that it is of; 0: it is of none."""
         self._ends[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._send(name, job))
+        self.tasks[name] = asyncio.create_task(self._send(name, turn))
         await settle()
 
-    async def _send(self, name: str, job: str) -> None:
-        if not job:
+    async def _send(self, name: str, turn: int) -> None:
+        if not turn:
             return await self._hold(name)
-        with starting(job):
+        with starting(turn):
             await self._hold(name)
         return None
 
@@ -45,15 +45,15 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_starts_of_older_jobs_go_first_and_everything_else_before_any_start() -> None:
+async def test_earlier_starts_go_first_and_everything_else_before_any_start() -> None:
     sent = Sent(Slots(1))
     await sent.begin("first")
-    await sent.begin("start of j3", "j3")
-    await sent.begin("start of j1", "j1")
+    await sent.begin("start 3", 3)
+    await sent.begin("start 1", 1)
     await sent.begin("stop")
-    await sent.begin("start of j1, again", "j1")
+    await sent.begin("start 1, again", 1)
     await sent.begin("look")
-    expected = ["first", "stop", "look", "start of j1", "start of j1, again", "start of j3"]
+    expected = ["first", "stop", "look", "start 1", "start 1, again", "start 3"]
     await sent.end(*expected)
     assert sent.order == expected
 
@@ -99,8 +99,8 @@ async def test_request_that_is_cancelled_as_it_gets_its_slot_passes_it_on() -> N
 async def test_tasks_of_a_start_are_a_part_of_it() -> None:
     sent = Sent(Slots(1))
     await sent.begin("first")
-    with starting("j1"):
-        await sent.begin("start of j1")  # creates a task
+    with starting(1):
+        await sent.begin("start 1")  # creates a task
     await sent.begin("stop")
-    await sent.end("first", "stop", "start of j1")
-    assert sent.order == ["first", "stop", "start of j1"]
+    await sent.end("first", "stop", "start 1")
+    assert sent.order == ["first", "stop", "start 1"]

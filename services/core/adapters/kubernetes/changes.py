@@ -1,4 +1,4 @@
-"""The jobs that a watch has news of. A burst of changes of one job is named twice at most: with the first, and after it.
+"""The jobs that a watch has news of. A burst of changes of one job is named with its first, and once after it.
 
 While a pod starts, the API server changes it several times within a second, and the reader answers each job that it is
 named by reading the job's objects.

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Final
 
 from services.core.adapters.kubernetes import names, objects, pod_rules, pods
@@ -36,11 +37,15 @@ from services.core.ports.pull_credentials import PullCredentials
 
 STEPS: Final = ("reserve", "learners", "activate")
 _TRIES: Final = 10
+_AHEAD: Final = 100
+"""Of so many starts that begin later pods are created before those of a start are activated. So a quota or an admission
+rule refuses what it refuses within seconds, also where many jobs start together. More would leave the scheduler idle.
+"""
 _EARLIER_GRACE_S: Final = 1
 """Of a pod whose learner is started again: what it had to store is stored."""
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class _Created:
     """What this process has created of an attempt, as the API server has answered."""
 
@@ -49,6 +54,8 @@ class _Created:
     owner: Document
     pods: Mapping[str, Document] = field(default_factory=dict)
     """By learner; empty before they are all created."""
+    turn: int = 0
+    """Of the start among those of this process."""
 
 
 class Provision:
@@ -65,6 +72,7 @@ class Provision:
         self._credentials = credentials
         self._created: dict[str, _Created] = {}
         """By job, from one step to the next."""
+        self._turns = count(1)
 
     def forget(self, job: str) -> None:
         """The attempt is stopped or removed."""
@@ -76,21 +84,24 @@ class Provision:
             raise InvalidRequest(f"there is no step {step!r}; there are: {', '.join(STEPS)}")
         if plan.schema > SCHEMA:
             raise Unavailable(f"the plan has schema {plan.schema}, and this service reads {SCHEMA}: finish the upgrade")
-        created = self._created.pop(plan.job, None)  # after a failure the objects are read
+        created = self._created.pop(names.checked(plan.job), None)  # after a failure the objects are read
         if created is not None and created.plan != (plan.attempt, plan.term):
             created = None
-        with starting(names.checked(plan.job)):
+        turn = created.turn if created is not None else next(self._turns)
+        with starting(turn + _AHEAD if created is not None and step == "activate" else turn):
             for _ in range(_TRIES):
                 await self._fences.admit(plan.job, plan.attempt, plan.term)
                 try:
-                    await steps[step](plan, created)
+                    created = await steps[step](plan, created)
                 except StaleRevision:
                     created = None
                     continue  # mostly the scheduler or a kubelet, which write the status of the same pods: look again
+                if created is not None:
+                    self._created[plan.job] = replace(created, turn=turn)
                 return
         raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} keep changing; try again")
 
-    async def _reserve(self, plan: AttemptPlan, _: _Created | None) -> None:
+    async def _reserve(self, plan: AttemptPlan, _: _Created | None) -> _Created | None:
         """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
         gang = await self._gang()
         for learner in plan.learners:
@@ -100,8 +111,7 @@ class Provision:
         if plan.image_pull_secret:
             await self._create_pull_secret(plan, uid)
         await gather([self._create(document) for document in objects.owned(plan, self._options, uid)])
-        if is_new:
-            self._created[plan.job] = _Created((plan.attempt, plan.term), owner)
+        return _Created((plan.attempt, plan.term), owner) if is_new else None
 
     async def _create_pull_secret(self, plan: AttemptPlan, owner_uid: str) -> None:
         """The credentials are read once for an attempt: a change of the tenant's secret counts for the next one.
@@ -120,7 +130,7 @@ class Provision:
         else:
             _check_owner(present, [owner_uid])
 
-    async def _create_pods(self, plan: AttemptPlan, created: _Created | None) -> None:
+    async def _create_pods(self, plan: AttemptPlan, created: _Created | None) -> _Created | None:
         """Inert pods of all learners. None of an attempt that was stopped before.
 
         A learner in a later run than its pod gets a new pod of the same name, once the old one is gone: then its
@@ -128,12 +138,10 @@ class Provision:
         is created twice.
         """
         if created is not None:
-            created.pods = await self._create_first_pods(plan, created.owner)
-            self._created[plan.job] = created
-            return
+            return replace(created, pods=await self._create_first_pods(plan, created.owner))
         owner = await self._owner(plan)
         if StopMark.of(owner) is not None:
-            return
+            return None
         gang = await self._gang()
         uid = owner["metadata"]["uid"]
         present = await self._pods(plan)
@@ -149,6 +157,7 @@ class Provision:
                 change = {names.RUNS: json.dumps(runs), names.TERM: str(plan.term)}
                 await self._api.patch(path_of(owner), pods.annotated(owner, **change))
         await gather([self._create(pods.pod(plan, learner, self._options, uid, gang=gang)) for learner in missing])
+        return None
 
     async def _create_first_pods(self, plan: AttemptPlan, owner: Document) -> Mapping[str, Document]:
         """The pods of an owner that has none of another process, by learner. StaleRevision: some were there."""

@@ -1,8 +1,8 @@
 """How many requests a process sends to the API server at the same time, and which of those that wait is the next.
 
-Starts of jobs wait behind everything else, and those of older jobs go first. Where hundreds of gangs start at once, the
-first of them are then complete while the last have not begun, and the scheduler has work from the beginning. If they
-all took turns, no gang would be complete until nearly all were.
+Starts of jobs wait behind everything else, and those that began earlier go first. Where hundreds of gangs start at once,
+the first of them are then complete while the last have not begun, and the scheduler has work from the beginning. If all
+of them went side by side, no gang would be complete until nearly all were.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Final
 
-_URGENT: Final = ""
-"""Before the id of every job."""
-_turn: Final[ContextVar[str]] = ContextVar("turn", default=_URGENT)
+_URGENT: Final = 0
+"""Before every start."""
+_turn: Final[ContextVar[int]] = ContextVar("turn", default=_URGENT)
 
 
 @contextmanager
-def starting(job: str) -> Generator[None]:
-    """Requests of this block, and of tasks that it creates, are those of the start of a job. Ids rise with time."""
-    token = _turn.set(job)
+def starting(turn: int) -> Generator[None]:
+    """Requests of this block, and of tasks that it creates, are of the start of a job. The lowest ``turn`` is the next.
+
+    ``turn``: from 1.
+    """
+    token = _turn.set(turn)
     try:
         yield
     finally:
@@ -35,7 +38,7 @@ class Slots:
 
     def __init__(self, number: int) -> None:
         self._free = number
-        self._waiting: list[tuple[str, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = count()
 
     async def __aenter__(self) -> None:
