@@ -32,7 +32,9 @@ from tests.testbed.kubernetes.control_plane import (
     connect_network,
     write_keys,
 )
+from tests.testbed.kubernetes.disk import Disk
 from tests.testbed.kubernetes.images import write_images
+from tests.testbed.kubernetes.init import LINK
 from tests.testbed.kubernetes.kubectl import Kubectl, Object, condition
 from tests.testbed.kubernetes.machine import Machine
 from tests.testbed.kubernetes.node import Node
@@ -92,12 +94,14 @@ class Cluster:
         keep: bool = False,
         owner: int | None = None,
         scheduler_flags: Sequence[str] = (),
+        disk: Path | None = None,
         say: Say = say_to_stderr,
     ) -> Self:
         """Returns once all nodes are Ready. RuntimeError if it is up already, or cannot be; nothing is left then.
 
         ``gpus``: fake ones on each node. ``keep``: it outlives this process. ``owner``: pid of a process after whose
-        end ``sweep`` ends it; None: none if it is kept, else this one.
+        end ``sweep`` ends it; None: none if it is kept, else this one. ``disk``: has images for its nodes
+        (node_images.py).
         """
         if not 0 <= nodes <= MOST_NODES:
             raise ValueError(f"a test cluster has at most {MOST_NODES} nodes, and {nodes} were demanded")
@@ -111,7 +115,7 @@ class Cluster:
                 raise RuntimeError(f"test cluster {self.name!r} is up: `make cluster-down` ends it")
             self._remove()
             try:
-                self._start(settings, binaries, say)
+                self._start(settings, binaries, disk, say)
             except BaseException:
                 self._remove()
                 raise
@@ -130,11 +134,13 @@ class Cluster:
     def up_now(self) -> bool:
         return self._control_plane.alive
 
-    def _start(self, settings: Settings, binaries: Sequence[Path], say: Say) -> None:
+    def _start(self, settings: Settings, binaries: Sequence[Path], disk: Path | None, say: Say) -> None:
         self.folder.mkdir(mode=0o711, parents=True)
         unfinished = self.folder / f"{_SETTINGS}.new"
         unfinished.write_text(json.dumps(asdict(settings)))
         unfinished.rename(self.folder / _SETTINGS)  # the ``sweep`` of another run may read it
+        if disk is not None:
+            (self.folder / LINK).symlink_to(disk)
         (self.folder / "bin").mkdir()
         for binary in binaries:
             (self.folder / "bin" / binary.name).hardlink_to(binary)
@@ -250,6 +256,11 @@ class Cluster:
         return self._machines.setdefault(name, Machine(self.folder, name))
 
     @property
+    def disk(self) -> Disk | None:
+        """From which its nodes read images."""
+        return Disk.of(self.folder)
+
+    @property
     def kubeconfig(self) -> Path:
         """Of an administrator, for programs of this machine outside."""
         return self.folder / "kubeconfig"
@@ -353,13 +364,19 @@ def cluster(
     simulated_nodes: int = 0,
     gpus: int = 4,
     scheduler_flags: Sequence[str] = (),
+    disk: Path | None = None,
     say: Say = say_to_stderr,
 ) -> Generator[Cluster]:
-    """A cluster of this process, which ends with it. Blocks while it starts; needs no event loop and disturbs none."""
+    """A cluster of this process, which ends with it. Blocks while it starts; needs no event loop and disturbs none.
+
+    The arguments are those of ``Cluster.up``.
+    """
     sweep(say)
     own = Cluster(f"run-{os.getpid()}-{os.urandom(2).hex()}")
     try:
-        yield own.up(nodes=nodes, simulated_nodes=simulated_nodes, gpus=gpus, scheduler_flags=scheduler_flags, say=say)
+        yield own.up(
+            nodes=nodes, simulated_nodes=simulated_nodes, gpus=gpus, scheduler_flags=scheduler_flags, disk=disk, say=say
+        )
     finally:
         own.down()
         own.forget()
