@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 from services.local.layout import listen_lasting
 from tests.testbed.built import cache
 from tests.testbed.kubernetes import programs, simulated
+from tests.testbed.kubernetes.administrator import Administrator
 from tests.testbed.kubernetes.control_plane import (
     ADDRESS,
     DNS_RIGHTS,
@@ -82,6 +83,8 @@ class Cluster:
         # Kept: a machine that this object has started ends when its Machine is collected.
         self._machines: dict[str, Machine] = {}
         self._control_plane = self._machine(NAME)
+        self.administrator = Administrator(self.folder)
+        """For requests by which tests prepare and look at the cluster."""
 
     # --- life --------------------------------------------------------------------
 
@@ -151,7 +154,8 @@ class Cluster:
             self._start_forwarder(listener)
         self.control_plane.start()
         say("the control plane is ready")
-        self.kubectl.create(*DNS_RIGHTS)
+        for kind, right in DNS_RIGHTS.items():
+            self.administrator.create(f"/apis/{right['apiVersion']}/{kind}", right)
         self.control_plane.start_dns()
         self._start_nodes(settings, say)
         self._start_simulated(settings, say)
@@ -227,7 +231,7 @@ class Cluster:
         settings = self.settings
         grace_s = _SIMULATED_GRACE_S if settings and settings.simulated else _NODE_GRACE_S
         flags = settings.scheduler_flags if settings else ()
-        return ControlPlane(self._control_plane, node_grace_s=grace_s, scheduler_flags=flags)
+        return ControlPlane(self._control_plane, self.administrator, node_grace_s=grace_s, scheduler_flags=flags)
 
     @property
     def control_plane_pid(self) -> int:
@@ -273,7 +277,7 @@ class Cluster:
 
     def objects(self, path: str, *, selector: str = "") -> list[Object]:
         """Objects of a collection, such as ``/api/v1/pods``, in all namespaces. Much cheaper than kubectl."""
-        listed = json.loads(self.control_plane.get(f"{path}?{urlencode({'labelSelector': selector})}"))
+        listed = json.loads(self.administrator.get(f"{path}?{urlencode({'labelSelector': selector})}"))
         kind = {"apiVersion": listed["apiVersion"], "kind": listed["kind"].removesuffix("List")}
         return [{**kind, **item} for item in listed["items"]]
 
@@ -281,7 +285,7 @@ class Cluster:
         """What a container has printed; empty if that cannot be read. Much cheaper than kubectl."""
         try:
             path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log?{urlencode({'container': container})}"
-            return self.control_plane.get(path).decode(errors="replace")
+            return self.administrator.get(path).decode(errors="replace")
         except OSError:
             return ""
 
@@ -298,15 +302,14 @@ class Cluster:
 
     def set_gpus(self, node: str, count: int) -> None:
         """Gives a real node fake GPUs; a kubelet that starts anew may forget them."""
-        labels = json.dumps({"metadata": {"labels": {f"{GPU}.product": "Fake-GPU"}}})
-        self.kubectl("patch", "node", node, f"--patch={labels}")
-        amounts = json.dumps({"status": {kind: {GPU: str(count)} for kind in ("capacity", "allocatable")}})
-        self.kubectl("patch", "node", node, "--subresource=status", f"--patch={amounts}")
+        labels = {"metadata": {"labels": {f"{GPU}.product": "Fake-GPU"}}}
+        self.administrator.patch(f"/api/v1/nodes/{node}", labels)
+        self.set_devices(node, GPU, count)
 
     def set_devices(self, node: str, resource: str, count: int) -> None:
         """Gives a real node fake devices of this extended resource; 0: none any more."""
-        amounts = json.dumps({"status": {kind: {resource: str(count)} for kind in ("capacity", "allocatable")}})
-        self.kubectl("patch", "node", node, "--subresource=status", f"--patch={amounts}")
+        amounts = {"status": {kind: {resource: str(count)} for kind in ("capacity", "allocatable")}}
+        self.administrator.patch(f"/api/v1/nodes/{node}/status", amounts)
 
     @contextmanager
     def closed_port(self, port: int) -> Generator[None]:
@@ -335,12 +338,12 @@ class Cluster:
 
     def _heartbeat(self, node: str) -> object:
         """When the node's kubelet has last written whether it is Ready."""
-        document = json.loads(self.control_plane.get(f"/api/v1/nodes/{node}"))
+        document = json.loads(self.administrator.get(f"/api/v1/nodes/{node}"))
         return condition(document, "Ready").get("lastHeartbeatTime")
 
     def _default_account(self) -> bool:
         try:
-            self.control_plane.get("/api/v1/namespaces/default/serviceaccounts/default")
+            self.administrator.get("/api/v1/namespaces/default/serviceaccounts/default")
         except OSError:
             return False
         return True
