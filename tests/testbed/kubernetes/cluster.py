@@ -143,7 +143,7 @@ class Cluster:
         unfinished.write_text(json.dumps(asdict(settings)))
         unfinished.rename(self.folder / _SETTINGS)  # the ``sweep`` of another run may read it
         if disk is not None:
-            (self.folder / LINK).symlink_to(disk)
+            (self.folder / LINK).symlink_to(disk.resolve())
         (self.folder / "bin").mkdir()
         for binary in binaries:
             (self.folder / "bin" / binary.name).hardlink_to(binary)

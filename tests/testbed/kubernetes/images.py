@@ -42,13 +42,13 @@ def write_private_image(folder: Path) -> Path:
     """
     archive = folder / "private.tar"
     config = {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], "User": "65534:65534", "Labels": {"id": secrets.token_hex(8)}}
-    write_image(archive, TINY_IMAGE, [_busybox_layer()], config=config)
+    write_image(archive, TINY_IMAGE, [busybox_layer()], config=config)
     return archive
 
 
 def write_images(folder: Path) -> list[Path]:
     """Writes the archives of all images. Raises RuntimeError if this machine's busybox is not static."""
-    layer = _busybox_layer()
+    layer = busybox_layer()
     commands = {
         TINY_IMAGE: ["/bin/sh"],
         PAUSE_IMAGE: ["/bin/sleep", "2147483647"],
@@ -140,7 +140,8 @@ def layer_of(path: str, program: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _busybox_layer() -> bytes:
+def busybox_layer() -> bytes:
+    """The only layer of the test bed's own images. RuntimeError if this machine's busybox is not static."""
     binary = shutil.which("busybox")
     if binary is None or _needs_libraries(Path(binary).read_bytes()):
         raise RuntimeError("the images need a static busybox: install Debian's busybox-static")
