@@ -140,9 +140,9 @@ def test_image_that_changes_is_seen_changed_on_a_layer_of_the_disk(testbed_clust
             node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
             node.machine.call("mkdir", "-p", "/run/image")
             node.machine.call("ctr", "--namespace=k8s.io", "images", "mount", name, "/run/image")
-            seen = node.machine.call("chroot", "/run/image", "/bin/cat", "/etc/content")
+            output = node.machine.call("chroot", "/run/image", "/bin/cat", "/etc/content")
             node.machine.call("ctr", "--namespace=k8s.io", "images", "unmount", "--rm", "/run/image")
-            assert seen == content
+            assert output == content
     finally:
         node.remove_image(name)
         archive.unlink()

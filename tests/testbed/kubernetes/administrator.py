@@ -50,7 +50,7 @@ class Administrator:
         self._send("PATCH", path, document)
 
     def _send(self, method: str, path: str, document: Mapping[str, object]) -> dict[str, Any]:
-        # Over a new connection: whether a request that a lost one has carried was obeyed, is not known.
+        # Over a new connection: of a request on one that is lost, it is unknown whether the API server has obeyed it.
         body, headers = json.dumps(document), {"Content-Type": _TYPES[method]}
         made: dict[str, Any] = json.loads(self._answer(_Connection(self._folder), method, path, body, headers))
         return made
