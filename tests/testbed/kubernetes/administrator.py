@@ -32,11 +32,9 @@ class Administrator:
     def get(self, path: str, *, as_user: str = "") -> bytes:
         """Returns the answer. OSError for an error status, too. ``as_user``: with the rights of this user instead."""
         headers = {"Impersonate-User": as_user} if as_user else {}
-        while self._idle:
+        while connection := _taken(self._idle):
             try:
-                return self._answer(self._idle.pop(), "GET", path, headers=headers)
-            except IndexError:
-                break  # another thread has taken the last one
+                return self._answer(connection, "GET", path, headers=headers)
             except _LOST:
                 _close(self._idle)  # those to an API server that has ended
         return self._answer(_Connection(self._folder), "GET", path, headers=headers)
@@ -82,9 +80,14 @@ class _Connection(HTTPSConnection):
         self.credentials = {"Authorization": f"Bearer {settings['users'][0]['user']['token']}"}
 
 
+def _taken(connections: list[_Connection]) -> _Connection | None:
+    """One that no other thread has taken; None if there is none left."""
+    try:
+        return connections.pop()
+    except IndexError:
+        return None
+
+
 def _close(connections: list[_Connection]) -> None:
-    while connections:
-        try:
-            connections.pop().close()
-        except IndexError:
-            return  # another thread closes them, too
+    while connection := _taken(connections):
+        connection.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -45,7 +45,7 @@ class Disk:
     @property
     def _images(self) -> list[ImageRecord]:
         documents: list[dict[str, Any]] = json.loads((self.folder / _RECORD).read_text())
-        return [ImageRecord(**{**document, "layers": tuple(document["layers"])}) for document in documents]
+        return [ImageRecord(entry["name"], entry["digest"], tuple(entry["layers"])) for entry in documents]
 
     def give(self, root: Path) -> None:
         """Fills the root of a containerd that is not yet there, and whose machine mounts this disk."""
@@ -65,4 +65,4 @@ def make_disk(folder: Path, root: Path, archives: Iterable[Path]) -> None:
     for path in (*_DATABASES, _BLOBS, _SNAPSHOTS):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).rename(folder / path)
-    (folder / _RECORD).write_text(json.dumps([read_image(archive).__dict__ for archive in archives]))
+    (folder / _RECORD).write_text(json.dumps([asdict(read_image(archive)) for archive in archives]))
