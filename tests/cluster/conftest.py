@@ -23,6 +23,7 @@ from tests.testbed.kubernetes.cluster import Cluster, cluster
 from tests.testbed.kubernetes.control_plane import CONTEXT
 from tests.testbed.kubernetes.images import TINY_IMAGE
 from tests.testbed.kubernetes.kubectl import Kubectl
+from tests.testbed.kubernetes.node_images import node_disk
 from tests.testbed.kubernetes.options import OPTIONS
 from tests.waiting import eventually
 
@@ -58,9 +59,17 @@ def testbed_programs(announce: Say, untimed: Untimed) -> None:
 
 
 @pytest.fixture(scope="package")
-def testbed_cluster(testbed_programs: None, announce: Say) -> Iterator[Cluster]:
+def disk(request: pytest.FixtureRequest, testbed_programs: None, announce: Say, untimed: Untimed) -> Path:
+    """With the images that these tests need, unpacked."""
+    frameworks = ["jax"] if any(item.path.name == "test_digits.py" for item in request.session.items) else []
+    with untimed():
+        return node_disk(announce, frameworks=frameworks)
+
+
+@pytest.fixture(scope="package")
+def testbed_cluster(disk: Path, announce: Say) -> Iterator[Cluster]:
     """Two nodes with four fake GPUs each. A test leaves them Ready."""
-    with cluster(nodes=2, say=announce) as running:
+    with cluster(nodes=2, disk=disk, say=announce) as running:
         yield running
 
 

@@ -395,7 +395,7 @@ class Provoked:
             for document in (entry for entry in objects if "namespace" not in entry["metadata"]):
                 name = document["metadata"]["name"]
                 await asyncio.to_thread(scene.kubectl, "delete", document["kind"], name, "--wait=false")
-            await asyncio.to_thread(scene.kubectl, "delete", "namespace", namespace, "--wait=false")
+            await self._api.delete(f"/api/v1/namespaces/{namespace}")
 
     async def _observed(self, scene: Scene, gang: AttemptPlan, hint: asyncio.Event) -> Outcome:
         await answered(lambda: start(scene.cluster, gang))

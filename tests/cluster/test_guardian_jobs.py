@@ -62,9 +62,8 @@ async def launcher(installed: Installed) -> AsyncIterator[KubernetesGuardianJobs
         await launcher.close()
 
 
-def _pods(kubectl: Kubectl) -> list[dict[str, Any]]:
-    ours = {(names.GUARDED, JOB), ("app.kubernetes.io/instance", "guarded")}
-    return [pod for pod in kubectl.list("pods") if ours <= set(pod["metadata"].get("labels", {}).items())]
+def _pods(cluster: Cluster) -> list[dict[str, Any]]:
+    return cluster.objects("/api/v1/pods", selector=f"{names.GUARDED}={JOB},app.kubernetes.io/instance=guarded")
 
 
 async def _launched(launcher: KubernetesGuardianJobs) -> Mapping[str, bool] | None:
@@ -87,8 +86,6 @@ async def _learners_of_the_job(installed: Installed) -> tuple[Sequence[str], Obs
 async def test_crashed_guardian_is_started_again_in_its_pod_until_its_job_is_released(
     testbed_cluster: Cluster, installed: Installed, launcher: KubernetesGuardianJobs
 ) -> None:
-    kubectl = replace(testbed_cluster.kubectl, namespace=NAMESPACE)
-
     async def is_launched(expected: Mapping[str, bool]) -> None:
         async def shown() -> bool:
             return await _launched(launcher) == expected
@@ -96,7 +93,7 @@ async def test_crashed_guardian_is_started_again_in_its_pod_until_its_job_is_rel
         try:
             await until(shown)
         except AssertionError as late:
-            raise AssertionError(f"{await _launched(launcher)}, not {expected}: {_pods(kubectl)}") from late
+            raise AssertionError(f"{await _launched(launcher)}, not {expected}: {_pods(testbed_cluster)}") from late
 
     await is_launched({})
     await launcher.launch(JOB)
@@ -105,7 +102,7 @@ async def test_crashed_guardian_is_started_again_in_its_pod_until_its_job_is_rel
     states: list[object] = []
 
     def restarted() -> bool:
-        pods = _pods(kubectl)
+        pods = _pods(testbed_cluster)
         states[:] = [pod["status"] for pod in pods]
         containers = [pod["status"].get("containerStatuses", [{}])[0] for pod in pods]
         return [container.get("restartCount") for container in containers] == [1] and (
@@ -116,19 +113,20 @@ async def test_crashed_guardian_is_started_again_in_its_pod_until_its_job_is_rel
         await until(restarted)
     except AssertionError as late:
         raise AssertionError(states) from late
-    (pod,) = _pods(kubectl)
+    (pod,) = _pods(testbed_cluster)
     name = pod["metadata"]["name"]
-    await until(lambda: kubectl.log(name) == f"guards {JOB}\n")
+    (container,) = pod["spec"]["containers"]
+    await until(lambda: testbed_cluster.log(NAMESPACE, name, container["name"]) == f"guards {JOB}\n")
     await is_launched({JOB: True})
     assert await _learners_of_the_job(installed) == ([], Observation(learners=[], attempts=[]))
-    kubectl("exec", name, "--", "touch", "/home/released")
+    testbed_cluster.kubectl("--namespace", NAMESPACE, "exec", name, "--", "touch", "/home/released")
     await is_launched({JOB: False})
     await launcher.launch(JOB)  # it has ended: the lcm removes it first
     await is_launched({JOB: False})
     await launcher.remove(JOB)
     await launcher.remove(JOB)
     await is_launched({})
-    await until(lambda: _pods(kubectl) == [])
+    await until(lambda: _pods(testbed_cluster) == [])
 
 
 def test_guardians_pod_is_admitted_by_restricted_pod_security(kubectl: Kubectl) -> None:

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import pytest
 
-from services.core.adapters.kubernetes import names
 from tests.promises import Promise
 from tests.testbed.kubernetes.cluster import Cluster
-from tests.testbed.kubernetes.kubectl import Kubectl, Object
+from tests.testbed.kubernetes.jobs_in_pods import end_command, history, lines, pods
+from tests.testbed.kubernetes.kubectl import Kubectl
 from tests.testbed.kubernetes.platform_in_pods import load_helper_image, objects_left, platform_in_pods
 from tests.testbed.kubernetes.watcher import watching
 from tests.testbed.platform import Platform
@@ -85,35 +85,14 @@ def delete_by_force(kubectl: Kubectl, pod: str) -> None:
     kubectl("delete", "pod", pod, "--grace-period=0", "--force", "--wait=false")
 
 
-def pods(kubectl: Kubectl, job: Job) -> dict[str, str]:
-    """Name -> uid, of the pods of a job, in the order of their names."""
-    listed = json.loads(kubectl("get", "pods", f"--selector={names.JOB}={job.id}", "--output=json"))["items"]
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in sorted(listed, key=_name)}
-
-
-def _name(pod: Object) -> str:
-    return str(pod["metadata"]["name"])
-
-
-def end_commands(kubectl: Kubectl, job: Job) -> None:
-    """Of ``TRAINS``."""
-    for pod in pods(kubectl, job):
-        kubectl("exec", pod, "--container=learner", "--", "touch", "/weft/job/end")
+def pod_names(cluster: Cluster, job: Job) -> list[str]:
+    return sorted(pod["metadata"]["name"] for pod in pods(cluster, job))
 
 
 def spec(command: str, **fields: Any) -> dict[str, Any]:
     """With a grace of which enough is left for ``SAVES`` on a machine that stalls."""
     resources = {"cpus": 0.25, "memory": "64MiB"}
     return {"name": "lost", "command": command, "resources": resources, "grace": "60s", **fields}
-
-
-def lines(job: Job) -> list[str]:
-    return sorted(line.text for line in job.logs() if line.stream == "stdout")
-
-
-def history(job: Job) -> list[str]:
-    """For the message of a failure."""
-    return [f"{event.attempt} {event.to} {event.reason} {event.message}" for event in job.history()]
 
 
 def again(job: Job) -> list[str]:
@@ -128,13 +107,13 @@ def again(job: Job) -> list[str]:
     ids=["evicted", "deleted"],
 )
 def test_learner_whose_pod_is_ended_saves_its_checkpoint_and_goes_on_from_it_without_using_a_retry(
-    client: Client, kubectl: Kubectl, promise: Promise, loss: Loss, reason: str
+    client: Client, testbed_cluster: Cluster, kubectl: Kubectl, promise: Promise, loss: Loss, reason: str
 ) -> None:
     """Whatever it answers to SIGTERM: an exit code of its own, that of the signal, or success."""
     jobs = [client.jobs.submit(spec(SAVES % code, retries={"max": 0})) for code in (1, 143, 0)]
     for job in jobs:
         eventually(lambda job=job: lines(job) == ["from 0"])  # type: ignore[misc]
-        (pod,) = pods(kubectl, job)
+        (pod,) = pod_names(testbed_cluster, job)
         loss(kubectl, pod)
     for job in jobs:
         assert job.wait(HANG_S).status == "COMPLETED", history(job)
@@ -144,12 +123,15 @@ def test_learner_whose_pod_is_ended_saves_its_checkpoint_and_goes_on_from_it_wit
 
 
 @pytest.mark.parametrize("loss", [evict, delete, delete_by_force], ids=["evicted", "deleted", "by force"])
-def test_gang_of_which_one_pod_is_ended_is_tried_again_whole(client: Client, kubectl: Kubectl, loss: Loss) -> None:
+def test_gang_of_which_one_pod_is_ended_is_tried_again_whole(
+    client: Client, testbed_cluster: Cluster, kubectl: Kubectl, loss: Loss
+) -> None:
     job = client.jobs.submit(spec(TRAINS, learners=2, retries={"max": 0}))
     eventually(lambda: lines(job) == ["up", "up"])
-    _, second = pods(kubectl, job)
+    _, second = pod_names(testbed_cluster, job)
     loss(kubectl, second)
     eventually(lambda: lines(job) == ["up"] * 4)
-    end_commands(kubectl, job)
+    for pod in pods(testbed_cluster, job):
+        end_command(testbed_cluster, pod)
     assert job.wait(HANG_S).status == "COMPLETED", history(job)
     assert job.attempt == 2, history(job)

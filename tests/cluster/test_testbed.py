@@ -18,7 +18,15 @@ import pytest
 from services.core.runtime.processes import alive
 from tests.testbed.kubernetes import traces
 from tests.testbed.kubernetes.cluster import Cluster, cluster, clusters, sweep
-from tests.testbed.kubernetes.images import TINY_IMAGE
+from tests.testbed.kubernetes.images import (
+    TINY_IMAGE,
+    busybox_layer,
+    layer_of,
+    read_image,
+    write_image,
+    write_private_image,
+)
+from tests.testbed.kubernetes.init import DISK_INSIDE, FOLDER_INSIDE
 from tests.testbed.kubernetes.kubectl import Kubectl, Object, condition
 from tests.testbed.kubernetes.pods import script_pod
 from tests.waiting import eventually
@@ -109,6 +117,40 @@ def test_node_that_loses_power_takes_its_pods_along_and_starts_again(
     finally:
         testbed_cluster.restart_node(node)
     eventually(lambda: testbed_cluster.ready_nodes() == ["node-1", "node-2"])
+
+
+def test_image_of_the_same_name_and_other_content_is_not_on_the_disk(testbed_cluster: Cluster, tmp_path: Path) -> None:
+    disk = testbed_cluster.disk
+    assert disk is not None
+    assert disk.has(testbed_cluster.folder / "images" / "busybox.tar")
+    other = write_private_image(tmp_path)
+    assert read_image(other).name == TINY_IMAGE
+    assert not disk.has(other)
+
+
+def test_image_that_changes_is_seen_changed_on_a_layer_of_the_disk(testbed_cluster: Cluster) -> None:
+    disk, (node, _) = testbed_cluster.disk, testbed_cluster.nodes
+    assert disk is not None
+    archive, name = testbed_cluster.folder / "images" / "changing.tar", "testbed.invalid/changing:1"
+    try:
+        for content in ("first", "second"):
+            layers = [busybox_layer(), layer_of("etc/content", content.encode())]
+            write_image(archive, name, layers, config={}, without=disk.layers)
+            assert archive.stat().st_size < len(layers[0]), "the archive has the lower layer, too"
+            node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
+            node.machine.call("mkdir", "-p", "/run/image")
+            node.machine.call("ctr", "--namespace=k8s.io", "images", "mount", name, "/run/image")
+            output = node.machine.call("chroot", "/run/image", "/bin/cat", "/etc/content")
+            node.machine.call("ctr", "--namespace=k8s.io", "images", "unmount", "--rm", "/run/image")
+            assert output == content
+    finally:
+        node.remove_image(name)
+        archive.unlink()
+
+
+def test_node_cannot_write_to_the_disk(testbed_cluster: Cluster) -> None:
+    with pytest.raises(RuntimeError, match="Read-only file system"):
+        testbed_cluster.nodes[0].machine.call("touch", f"{DISK_INSIDE}/written")
 
 
 def test_hundred_simulated_nodes_run_pods_in_name(testbed_programs: None) -> None:

@@ -10,11 +10,12 @@ from typing import Final
 from services.core.adapters.kubernetes.manifests import Accounts, manifests
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from tests.testbed.kubernetes.cluster import Cluster
-from tests.testbed.kubernetes.kubectl import KubectlError
 from tests.waiting import eventually
 
 NAMESPACE: Final = "platform"
 """Of the accounts of all installations in tests."""
+_LIFE_S: Final = 6 * 3600
+"""Of an account's token."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,9 @@ class Installed:
 def install(cluster: Cluster, options: KubernetesOptions, *, one_account: bool = False) -> Installed:
     """Gives the cluster what `weft manifests` prints. ``one_account``: the lcm and the guardian share an account."""
     accounts = Accounts.of(options.installation, NAMESPACE, one_account=one_account)
-    try:
-        cluster.kubectl("create", "namespace", NAMESPACE)
-    except KubectlError as error:
-        if "already exists" not in str(error):
-            raise
+    namespaces = {namespace["metadata"]["name"] for namespace in cluster.objects("/api/v1/namespaces")}
+    if NAMESPACE not in namespaces:
+        cluster.administrator.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     cluster.kubectl("--namespace", NAMESPACE, "apply", "--filename=-", text=manifests(options, accounts))
     eventually(lambda: all(_has_rights(cluster, account) for account in (accounts.lcm, accounts.guardian)))
     return Installed(
@@ -44,19 +43,20 @@ def install(cluster: Cluster, options: KubernetesOptions, *, one_account: bool =
 def _has_rights(cluster: Cluster, account: str) -> bool:
     """Whether the API server knows what was granted to the account: it reads roles and bindings after they are made."""
     try:
-        cluster.kubectl("auth", "can-i", "list", "namespaces", f"--as=system:serviceaccount:{NAMESPACE}:{account}")
-    except KubectlError:
+        cluster.administrator.get("/api/v1/namespaces", as_user=f"system:serviceaccount:{NAMESPACE}:{account}")
+    except OSError:
         return False
     return True
 
 
 def kubeconfig(cluster: Cluster, namespace: str, account: str) -> Path:
     """Writes the access of a service account, for programs of this machine. It ends with the cluster."""
-    token = cluster.kubectl("--namespace", namespace, "create", "token", account, "--duration=6h").strip()
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+    token = cluster.administrator.create(path, {"spec": {"expirationSeconds": _LIFE_S}})["status"]["token"]
     document = json.loads(cluster.kubeconfig.read_text())
     document["users"] = [{"name": account, "user": {"token": token}}]
     for context in document["contexts"]:
         context["context"]["user"] = account
-    path = cluster.folder / f"{namespace}-{account}.kubeconfig"
-    path.write_text(json.dumps(document))
-    return path
+    file = cluster.folder / f"{namespace}-{account}.kubeconfig"
+    file.write_text(json.dumps(document))
+    return file

@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 from services.local.layout import listen_lasting
 from tests.testbed.built import cache
 from tests.testbed.kubernetes import programs, simulated
+from tests.testbed.kubernetes.administrator import Administrator
 from tests.testbed.kubernetes.control_plane import (
     ADDRESS,
     DNS_RIGHTS,
@@ -32,7 +33,9 @@ from tests.testbed.kubernetes.control_plane import (
     connect_network,
     write_keys,
 )
+from tests.testbed.kubernetes.disk import Disk
 from tests.testbed.kubernetes.images import write_images
+from tests.testbed.kubernetes.init import LINK
 from tests.testbed.kubernetes.kubectl import Kubectl, Object, condition
 from tests.testbed.kubernetes.machine import Machine
 from tests.testbed.kubernetes.node import Node
@@ -80,6 +83,8 @@ class Cluster:
         # Kept: a machine that this object has started ends when its Machine is collected.
         self._machines: dict[str, Machine] = {}
         self._control_plane = self._machine(NAME)
+        self.administrator = Administrator(self.folder)
+        """For requests by which tests prepare and look at the cluster."""
 
     # --- life --------------------------------------------------------------------
 
@@ -92,12 +97,14 @@ class Cluster:
         keep: bool = False,
         owner: int | None = None,
         scheduler_flags: Sequence[str] = (),
+        disk: Path | None = None,
         say: Say = say_to_stderr,
     ) -> Self:
         """Returns once all nodes are Ready. RuntimeError if it is up already, or cannot be; nothing is left then.
 
         ``gpus``: fake ones on each node. ``keep``: it outlives this process. ``owner``: pid of a process after whose
-        end ``sweep`` ends it; None: none if it is kept, else this one.
+        end ``sweep`` ends it; None: none if it is kept, else this one. ``disk``: has images for its nodes
+        (node_images.py).
         """
         if not 0 <= nodes <= MOST_NODES:
             raise ValueError(f"a test cluster has at most {MOST_NODES} nodes, and {nodes} were demanded")
@@ -111,7 +118,7 @@ class Cluster:
                 raise RuntimeError(f"test cluster {self.name!r} is up: `make cluster-down` ends it")
             self._remove()
             try:
-                self._start(settings, binaries, say)
+                self._start(settings, binaries, disk, say)
             except BaseException:
                 self._remove()
                 raise
@@ -130,11 +137,13 @@ class Cluster:
     def up_now(self) -> bool:
         return self._control_plane.alive
 
-    def _start(self, settings: Settings, binaries: Sequence[Path], say: Say) -> None:
+    def _start(self, settings: Settings, binaries: Sequence[Path], disk: Path | None, say: Say) -> None:
         self.folder.mkdir(mode=0o711, parents=True)
         unfinished = self.folder / f"{_SETTINGS}.new"
         unfinished.write_text(json.dumps(asdict(settings)))
         unfinished.rename(self.folder / _SETTINGS)  # the ``sweep`` of another run may read it
+        if disk is not None:
+            (self.folder / LINK).symlink_to(disk.resolve())
         (self.folder / "bin").mkdir()
         for binary in binaries:
             (self.folder / "bin" / binary.name).hardlink_to(binary)
@@ -145,7 +154,8 @@ class Cluster:
             self._start_forwarder(listener)
         self.control_plane.start()
         say("the control plane is ready")
-        self.kubectl.create(*DNS_RIGHTS)
+        for kind, right in DNS_RIGHTS.items():
+            self.administrator.create(f"/apis/{right['apiVersion']}/{kind}", right)
         self.control_plane.start_dns()
         self._start_nodes(settings, say)
         self._start_simulated(settings, say)
@@ -221,7 +231,7 @@ class Cluster:
         settings = self.settings
         grace_s = _SIMULATED_GRACE_S if settings and settings.simulated else _NODE_GRACE_S
         flags = settings.scheduler_flags if settings else ()
-        return ControlPlane(self._control_plane, node_grace_s=grace_s, scheduler_flags=flags)
+        return ControlPlane(self._control_plane, self.administrator, node_grace_s=grace_s, scheduler_flags=flags)
 
     @property
     def control_plane_pid(self) -> int:
@@ -250,6 +260,11 @@ class Cluster:
         return self._machines.setdefault(name, Machine(self.folder, name))
 
     @property
+    def disk(self) -> Disk | None:
+        """From which its nodes read images."""
+        return Disk.of(self.folder)
+
+    @property
     def kubeconfig(self) -> Path:
         """Of an administrator, for programs of this machine outside."""
         return self.folder / "kubeconfig"
@@ -262,7 +277,7 @@ class Cluster:
 
     def objects(self, path: str, *, selector: str = "") -> list[Object]:
         """Objects of a collection, such as ``/api/v1/pods``, in all namespaces. Much cheaper than kubectl."""
-        listed = json.loads(self.control_plane.get(f"{path}?{urlencode({'labelSelector': selector})}"))
+        listed = json.loads(self.administrator.get(f"{path}?{urlencode({'labelSelector': selector})}"))
         kind = {"apiVersion": listed["apiVersion"], "kind": listed["kind"].removesuffix("List")}
         return [{**kind, **item} for item in listed["items"]]
 
@@ -270,7 +285,7 @@ class Cluster:
         """What a container has printed; empty if that cannot be read. Much cheaper than kubectl."""
         try:
             path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log?{urlencode({'container': container})}"
-            return self.control_plane.get(path).decode(errors="replace")
+            return self.administrator.get(path).decode(errors="replace")
         except OSError:
             return ""
 
@@ -287,15 +302,14 @@ class Cluster:
 
     def set_gpus(self, node: str, count: int) -> None:
         """Gives a real node fake GPUs; a kubelet that starts anew may forget them."""
-        labels = json.dumps({"metadata": {"labels": {f"{GPU}.product": "Fake-GPU"}}})
-        self.kubectl("patch", "node", node, f"--patch={labels}")
-        amounts = json.dumps({"status": {kind: {GPU: str(count)} for kind in ("capacity", "allocatable")}})
-        self.kubectl("patch", "node", node, "--subresource=status", f"--patch={amounts}")
+        labels = {"metadata": {"labels": {f"{GPU}.product": "Fake-GPU"}}}
+        self.administrator.patch(f"/api/v1/nodes/{node}", labels)
+        self.set_devices(node, GPU, count)
 
     def set_devices(self, node: str, resource: str, count: int) -> None:
         """Gives a real node fake devices of this extended resource; 0: none any more."""
-        amounts = json.dumps({"status": {kind: {resource: str(count)} for kind in ("capacity", "allocatable")}})
-        self.kubectl("patch", "node", node, "--subresource=status", f"--patch={amounts}")
+        amounts = {"status": {kind: {resource: str(count)} for kind in ("capacity", "allocatable")}}
+        self.administrator.patch(f"/api/v1/nodes/{node}/status", amounts)
 
     @contextmanager
     def closed_port(self, port: int) -> Generator[None]:
@@ -324,12 +338,12 @@ class Cluster:
 
     def _heartbeat(self, node: str) -> object:
         """When the node's kubelet has last written whether it is Ready."""
-        document = json.loads(self.control_plane.get(f"/api/v1/nodes/{node}"))
+        document = json.loads(self.administrator.get(f"/api/v1/nodes/{node}"))
         return condition(document, "Ready").get("lastHeartbeatTime")
 
     def _default_account(self) -> bool:
         try:
-            self.control_plane.get("/api/v1/namespaces/default/serviceaccounts/default")
+            self.administrator.get("/api/v1/namespaces/default/serviceaccounts/default")
         except OSError:
             return False
         return True
@@ -353,13 +367,19 @@ def cluster(
     simulated_nodes: int = 0,
     gpus: int = 4,
     scheduler_flags: Sequence[str] = (),
+    disk: Path | None = None,
     say: Say = say_to_stderr,
 ) -> Generator[Cluster]:
-    """A cluster of this process, which ends with it. Blocks while it starts; needs no event loop and disturbs none."""
+    """A cluster of this process, which ends with it. Blocks while it starts; needs no event loop and disturbs none.
+
+    The arguments are those of ``Cluster.up``.
+    """
     sweep(say)
     own = Cluster(f"run-{os.getpid()}-{os.urandom(2).hex()}")
     try:
-        yield own.up(nodes=nodes, simulated_nodes=simulated_nodes, gpus=gpus, scheduler_flags=scheduler_flags, say=say)
+        yield own.up(
+            nodes=nodes, simulated_nodes=simulated_nodes, gpus=gpus, scheduler_flags=scheduler_flags, disk=disk, say=say
+        )
     finally:
         own.down()
         own.forget()

@@ -8,19 +8,16 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import ssl
 import sys
-import urllib.request
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from tests.testbed.kubernetes.administrator import Administrator
 from tests.testbed.kubernetes.certificates import write_certificates
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.machine import Machine, wait_alive
 from tests.testbed.kubernetes.processes import Process
-from tests.waiting import HANG_S
 
 NAME: Final = "control-plane"
 CONTEXT: Final = "weft-testbed"
@@ -65,8 +62,8 @@ cluster.local in-addr.arpa {{
     }}
 }}
 """
-DNS_RIGHTS: Final[Sequence[Mapping[str, object]]] = (
-    {
+DNS_RIGHTS: Final[Mapping[str, Mapping[str, object]]] = {
+    "clusterroles": {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRole",
         "metadata": {"name": "system:coredns"},
@@ -75,15 +72,15 @@ DNS_RIGHTS: Final[Sequence[Mapping[str, object]]] = (
             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
         ],
     },
-    {
+    "clusterrolebindings": {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": "system:coredns"},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "system:coredns"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "system:coredns"}],
     },
-)
-"""The objects by which cluster DNS may read what it serves."""
+}
+"""Kind, in the plural -> the object of this kind by which cluster DNS may read what it serves."""
 
 
 def write_keys(folder: Path, *, port: int, nodes: int) -> None:
@@ -122,9 +119,12 @@ def connect_network(machine: Machine) -> None:
 class ControlPlane:
     """Starts and restarts its servers, each on the data that is there."""
 
-    def __init__(self, machine: Machine, *, node_grace_s: int, scheduler_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, machine: Machine, administrator: Administrator, *, node_grace_s: int, scheduler_flags: Sequence[str] = ()
+    ) -> None:
         """``node_grace_s``: a node without a sign of life for so long is NotReady."""
         self._machine = machine
+        self._administrator = administrator
         self._node_grace_s = node_grace_s
         self._scheduler_flags = scheduler_flags
 
@@ -132,7 +132,7 @@ class ControlPlane:
         """Starts all but kwok; returns once the API server is ready."""
         self.start_etcd()
         apiserver = self.start_apiserver()
-        wait_alive(apiserver, self._machine.log("kube-apiserver"), self.ready, "the API server is ready")
+        wait_alive(apiserver, self._machine.log("kube-apiserver"), self._ready, "the API server is ready")
         self.start_scheduler()
         self.start_controller_manager()
 
@@ -239,10 +239,10 @@ class ControlPlane:
             ],
         )
 
-    def ready(self) -> bool:
+    def _ready(self) -> bool:
         """True if the API server says so, through the port outside."""
         try:
-            self.get("/readyz")
+            self._administrator.get("/readyz")
         except OSError:  # not yet: also every error status
             return False
         return True
@@ -250,24 +250,6 @@ class ControlPlane:
     def scheduler_metrics(self) -> str:
         """Returns them in Prometheus' text format. RuntimeError if the scheduler does not answer."""
         return self._machine.on_network(sys.executable, "-c", _READ_UNVERIFIED, _SCHEDULER_METRICS)
-
-    def get(self, path: str) -> bytes:
-        """Returns the API server's answer, as an administrator. OSError for an error status, too."""
-        folder = self._machine.cluster_folder
-        settings = json.loads((folder / "kubeconfig").read_text())
-        url = settings["clusters"][0]["cluster"]["server"] + path
-        token = settings["users"][0]["user"]["token"]
-        context = _trusting((folder / "keys" / "ca.crt").read_text())
-        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310 - https
-        with urllib.request.urlopen(request, context=context, timeout=HANG_S) as answer:  # noqa: S310 - https
-            content: bytes = answer.read()
-        return content
-
-
-@lru_cache(maxsize=4)
-def _trusting(authority: str) -> ssl.SSLContext:
-    """A TLS context that trusts this certificate (PEM). Cached: making it takes longer than a request."""
-    return ssl.create_default_context(cadata=authority)
 
 
 def _kubeconfig(server: str, authority: Path, user: str, token: str) -> str:

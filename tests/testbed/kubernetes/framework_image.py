@@ -31,8 +31,10 @@ _CONFIG: Final = {
 
 
 def load_framework_image(cluster: Cluster, framework: str, say: Callable[[str], None]) -> str:
-    """Gives the image of a framework to each node. Returns its name."""
-    name, made = _archive(framework, say)
+    """Gives the image of a framework to each node, unless it is on their disk. Returns its name."""
+    name, made = framework_archive(framework, say)
+    if cluster.disk is not None and cluster.disk.has(made):
+        return name
     archive = cluster.folder / "images" / f"{framework}.tar"
     os.link(made, archive)
     with ThreadPoolExecutor() as threads:
@@ -41,7 +43,8 @@ def load_framework_image(cluster: Cluster, framework: str, say: Callable[[str], 
     return name
 
 
-def _archive(framework: str, say: Callable[[str], None]) -> tuple[str, Path]:
+def framework_archive(framework: str, say: Callable[[str], None]) -> tuple[str, Path]:
+    """Returns the image's name, and its OCI archive, which is made once for this machine."""
     (image,) = images_named((), [framework])
     name = f"testbed.invalid/{image.name}"
     lock = ROOT / image.requirements

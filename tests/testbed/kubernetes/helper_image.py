@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,16 +28,36 @@ _PLACE: Final = "opt/weft"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def write_helper_image(archive: Path, say: Callable[[str], None], *, name: str = "", shell: Path | None = None) -> str:
-    """Writes the archive; returns the image's name, or ``name``. ``shell``: a script in the place of its /bin/sh."""
+def write_helper_image(
+    archive: Path,
+    say: Callable[[str], None],
+    *,
+    name: str = "",
+    shell: Path | None = None,
+    without: Collection[str] = (),
+) -> str:
+    """Writes the archive; returns the image's name, or ``name``.
+
+    ``shell``: a script in the place of its /bin/sh. ``without``: as of ``write_image``.
+    """
     image = Image.read(ROOT / "images" / "helper")
     dockerfile = (image.folder / "Dockerfile").read_text()
     name = name or f"testbed.invalid/{image.name}"
-    layers = [base_archive(say).read_bytes(), _packages(image).read_bytes(), _modules(image, left_out(dockerfile))]
+    layers = [*_lower_layers(image, say), _modules(image, left_out(dockerfile))]
     if shell is not None:
         layers.append(layer_of("usr/bin/sh", shell.read_bytes()))
-    write_image(archive, name, layers, config=image_config(dockerfile))
+    write_image(archive, name, layers, config=image_config(dockerfile), without=without)
     return name
+
+
+def write_helper_base(archive: Path, say: Callable[[str], None]) -> None:
+    """Writes the archive of an image with those layers of the helper's that do not change with this tree's modules."""
+    image = Image.read(ROOT / "images" / "helper")
+    write_image(archive, "testbed.invalid/helper-base:1", _lower_layers(image, say), config={})
+
+
+def _lower_layers(image: Image, say: Callable[[str], None]) -> list[bytes]:
+    return [base_archive(say).read_bytes(), _packages(image).read_bytes()]
 
 
 def image_config(dockerfile: str) -> dict[str, Any]:

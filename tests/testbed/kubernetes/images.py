@@ -14,9 +14,10 @@ import shutil
 import struct
 import subprocess
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 TINY_IMAGE: Final = "testbed.invalid/busybox:1"
 """Busybox with all its commands; runs as any user."""
@@ -24,12 +25,13 @@ PAUSE_IMAGE: Final = "testbed.invalid/pause:1"
 """Holds the namespaces of a pod."""
 STAND_IN_IMAGE: Final = "testbed.invalid/helper:1"
 """Busybox that plays a learner's helper (stand_in.py)."""
-_STAND_IN: Final = Path(__file__).with_name("stand_in.sh")
+STAND_IN: Final = Path(__file__).with_name("stand_in.sh")
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _PT_INTERP: Final = 3
 _LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
 _CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+_NAME: Final = "io.containerd.image.name"
 
 
 def write_private_image(folder: Path) -> Path:
@@ -40,17 +42,17 @@ def write_private_image(folder: Path) -> Path:
     """
     archive = folder / "private.tar"
     config = {"Cmd": ["/bin/sh"], "Env": ["PATH=/bin"], "User": "65534:65534", "Labels": {"id": secrets.token_hex(8)}}
-    write_image(archive, TINY_IMAGE, [_busybox_layer()], config=config)
+    write_image(archive, TINY_IMAGE, [busybox_layer()], config=config)
     return archive
 
 
 def write_images(folder: Path) -> list[Path]:
     """Writes the archives of all images. Raises RuntimeError if this machine's busybox is not static."""
-    layer = _busybox_layer()
+    layer = busybox_layer()
     commands = {
         TINY_IMAGE: ["/bin/sh"],
         PAUSE_IMAGE: ["/bin/sleep", "2147483647"],
-        STAND_IN_IMAGE: ["/bin/sh", "-c", _STAND_IN.read_text()],
+        STAND_IN_IMAGE: ["/bin/sh", "-c", STAND_IN.read_text()],
     }
     archives: list[Path] = []
     for name, command in commands.items():
@@ -59,11 +61,45 @@ def write_images(folder: Path) -> list[Path]:
     return archives
 
 
-def write_image(archive: Path, name: str, layers: Sequence[bytes], *, config: Mapping[str, object]) -> None:
+@dataclass(frozen=True)
+class ImageRecord:
+    name: str
+    """With registry and tag."""
+    digest: str
+    """Of its manifest, which names all of its content."""
+    layers: tuple[str, ...]
+    """Digests, the lowest first."""
+
+
+def read_image(archive: Path) -> ImageRecord:
+    """``archive``: of ``write_image``."""
+    with tarfile.open(archive) as tar:
+
+        def read(path: str) -> dict[str, Any]:
+            file = tar.extractfile(path)
+            assert file is not None
+            document: dict[str, Any] = json.load(file)
+            return document
+
+        (entry,) = read("index.json")["manifests"]
+        manifest = read(f"blobs/sha256/{entry['digest'].removeprefix('sha256:')}")
+    layers = tuple(layer["digest"] for layer in manifest["layers"])
+    return ImageRecord(entry["annotations"][_NAME], entry["digest"], layers)
+
+
+def write_image(
+    archive: Path,
+    name: str,
+    layers: Sequence[bytes],
+    *,
+    config: Mapping[str, object],
+    without: Collection[str] = (),
+) -> None:
     """Writes an OCI archive of an image.
 
     ``name``: with registry and tag. ``layers``: tar files, the lowest first. ``config``: how containers are started,
-    as in OCI's image specification.
+    as in OCI's image specification. ``without``: digests of layers that the archive need not contain, since each node
+    that imports it has them.
     """
     blobs: dict[str, bytes] = {}
 
@@ -85,11 +121,11 @@ def write_image(archive: Path, name: str, layers: Sequence[bytes], *, config: Ma
         "config": add(_CONFIG, _json(image)),
         "layers": descriptors,
     }
-    index_entry = add(_MANIFEST, _json(manifest)) | {"annotations": {"io.containerd.image.name": name}}
+    index_entry = add(_MANIFEST, _json(manifest)) | {"annotations": {_NAME: name}}
     files: Mapping[str, bytes] = {
         "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
         "index.json": _json({"schemaVersion": 2, "manifests": [index_entry]}),
-        **{f"blobs/sha256/{digest}": blob for digest, blob in blobs.items()},
+        **{f"blobs/sha256/{digest}": blob for digest, blob in blobs.items() if f"sha256:{digest}" not in without},
     }
     with tarfile.open(archive, "w") as tar:
         for path, content in files.items():
@@ -104,7 +140,8 @@ def layer_of(path: str, program: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def _busybox_layer() -> bytes:
+def busybox_layer() -> bytes:
+    """The only layer of the test bed's own images. RuntimeError if this machine's busybox is not static."""
     binary = shutil.which("busybox")
     if binary is None or _needs_libraries(Path(binary).read_bytes()):
         raise RuntimeError("the images need a static busybox: install Debian's busybox-static")

@@ -20,6 +20,10 @@ from typing import Any
 
 FOLDER_INSIDE = "/run/cluster"
 """Where the cluster's folder is mounted in every machine: short, because socket paths have 107 characters at most."""
+LINK = "disk"
+"""In the cluster's folder, if its nodes read images from a disk (disk.py): leads to it."""
+DISK_INSIDE = "/run/disk"
+"""Where that disk is mounted in every machine."""
 _PRIVATE = ("/var/lib", "/var/log")
 """Folders into which Kubernetes writes whatever its settings say."""
 
@@ -46,11 +50,15 @@ def _write_record(record: Path) -> None:
 
 def _mount_all(settings: dict[str, Any]) -> None:
     folder = os.open(settings["folder"], os.O_PATH)
+    disk = os.open(LINK, os.O_PATH, dir_fd=folder) if Path(settings["folder"], LINK).exists() else None
     _mount("-t", "proc", "proc", "/proc")
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     Path(FOLDER_INSIDE).mkdir()
     # By its descriptor: the folder may lie below one of the mounts that are made here.
     _mount("--bind", f"/proc/self/fd/{folder}", FOLDER_INSIDE, descriptors=(folder,))
+    if disk is not None:
+        Path(DISK_INSIDE).mkdir()
+        _mount("--bind", "-o", "ro", f"/proc/self/fd/{disk}", DISK_INSIDE, descriptors=(disk,))
     for path in _PRIVATE:
         _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", path)
     _mount("-t", "sysfs", "sysfs", "/sys")

@@ -9,6 +9,7 @@ import json
 from typing import Final
 
 from tests.testbed.kubernetes.control_plane import ADDRESS, PODS
+from tests.testbed.kubernetes.disk import Disk
 from tests.testbed.kubernetes.images import PAUSE_IMAGE
 from tests.testbed.kubernetes.init import FOLDER_INSIDE
 from tests.testbed.kubernetes.machine import Machine, wait_alive
@@ -63,9 +64,14 @@ class Node:
     def start(self) -> None:
         """Returns once containerd serves; the kubelet registers the node a second later."""
         self._write_settings()
+        root = self.machine.folder / "containerd"
+        first, disk = not root.exists(), Disk.of(self.machine.cluster_folder)
+        if first and disk is not None:
+            disk.give(root)
         self.start_containerd()
-        for archive in ("pause", "busybox", "helper"):
-            self.import_image(f"{FOLDER_INSIDE}/images/{archive}.tar")
+        for archive in sorted((self.machine.cluster_folder / "images").iterdir()) if first else ():
+            if disk is None or not disk.has(archive):
+                self.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
         self.start_kubelet()
         self.start_kube_proxy()
 

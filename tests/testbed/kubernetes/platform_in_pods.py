@@ -36,7 +36,8 @@ def load_helper_image(
     ``name``, ``shell``: as of ``write_helper_image``.
     """
     archive = cluster.folder / "images" / "weft-helper.tar"
-    name = write_helper_image(archive, say, name=name, shell=shell)
+    present = cluster.disk.layers if cluster.disk else ()
+    name = write_helper_image(archive, say, name=name, shell=shell, without=present)
     with ThreadPoolExecutor() as threads:
         list(threads.map(lambda node: node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}"), cluster.nodes))
     archive.unlink()
