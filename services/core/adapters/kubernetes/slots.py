@@ -1,8 +1,8 @@
 """How many requests a process sends to the API server at the same time, and which of those that wait is the next.
 
-Starts of jobs wait behind everything else, and those that began earlier go first. Where hundreds of gangs start at once,
-the first of them are then complete while the last have not begun, and the scheduler has work from the beginning. If all
-of them went side by side, no gang would be complete until nearly all were.
+Starts of jobs wait behind everything else, and the earlier ones go first. Where hundreds of gangs start at once, the
+first of them are then complete while the last have not begun, and the scheduler has work from the beginning. If all of
+them went side by side, no gang would be complete until nearly all were.
 """
 
 from __future__ import annotations
