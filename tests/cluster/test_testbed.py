@@ -138,10 +138,11 @@ def test_image_that_changes_is_seen_changed_on_a_layer_of_the_disk(testbed_clust
             write_image(archive, name, layers, config={}, without=disk.layers)
             assert archive.stat().st_size < len(layers[0]), "the archive has the lower layer, too"
             node.import_image(f"{FOLDER_INSIDE}/images/{archive.name}")
-            node.machine.call("mkdir", "-p", "/run/image")
-            node.machine.call("ctr", "--namespace=k8s.io", "images", "mount", name, "/run/image")
-            output = node.machine.call("chroot", "/run/image", "/bin/cat", "/etc/content")
-            node.machine.call("ctr", "--namespace=k8s.io", "images", "unmount", "--rm", "/run/image")
+            place = f"/run/{content}"  # containerd may forget an unmounted place a moment later
+            node.machine.call("mkdir", place)
+            node.machine.call("ctr", "--namespace=k8s.io", "images", "mount", name, place)
+            output = node.machine.call("chroot", place, "/bin/cat", "/etc/content")
+            node.machine.call("ctr", "--namespace=k8s.io", "images", "unmount", "--rm", place)
             assert output == content
     finally:
         node.remove_image(name)
