@@ -483,6 +483,20 @@ async def test_progress_of_a_job_is_that_of_the_slowest_learner_of_its_newest_at
     assert (summary.progress, summary.eta_ms) == (0.25, 7000)
 
 
+async def test_heartbeat_may_travel_with_lines(helper: HelperOf, reader: Reader, status: StatusStore, job: str) -> None:
+    mine = helper()
+    reply = await mine.append_with_beat(mine.lines(0, ["a"]), progress=0.25)
+    assert list(reply.committed) == [10]
+    assert not reply.HasField("beat")  # nothing is known of the attempt: the helper has to call Beat
+    await announce(status, job)
+    await mine.report(Phase.READY)
+    await until(lambda: _may_start(mine))
+    reply = await mine.append_with_beat(mine.lines(1, ["b"]), progress=0.5)
+    assert (reply.beat.current, reply.beat.go, reply.beat.HasField("stop")) == (True, True, False)
+    summary = await reader.call("Summary", pb.SummaryRequest(job_id=job))
+    assert summary.progress == 0.5
+
+
 # --- the process ---
 
 

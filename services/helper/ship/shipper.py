@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
 from services.core.domain.plan import Folder
@@ -19,7 +19,7 @@ from services.core.runtime.learner_folder import JOB_FOLDER, RUN, RUNS_FOLDER, A
 from services.core.runtime.retry import Backoff
 from services.helper.changes import Changes
 from services.helper.log import log_event
-from services.helper.metrics_client import IntakeClient
+from services.helper.metrics_client import Desired, IntakeClient, Progress, beat_answer
 from services.helper.reporter import now_ms
 from services.helper.ship.points import ParsedReport
 from services.helper.ship.source import SourceFile, TailedSource
@@ -66,6 +66,18 @@ def source_files(folder: LearnerFolder, assignment: Assignment) -> list[SourceFi
     ]
 
 
+class Heartbeats(Protocol):
+    """Heartbeats that travel with lines."""
+
+    def due(self) -> Progress | None:
+        """Returns what a heartbeat sends now; None: none is due soon."""
+        ...
+
+    def record_sent(self, progress: Progress, desired: Desired) -> None:
+        """Takes the answer to a heartbeat."""
+        ...
+
+
 class Shipper:
     """``run`` is a task beside the learner that returns when everything is committed. Call ``finish`` at its exit."""
 
@@ -78,8 +90,9 @@ class Shipper:
         *,
         usage: UsageReader | None = None,
         on_point: Callable[[int], None] = lambda _at: None,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
-        """``usage``: measures what the learner uses; None: it is not measured.
+        """``usage``: measures what the learner uses; None: it is not measured. ``heartbeats``: None: none are sent.
 
         ``on_point`` is called with the time, in Unix ms, of each report of the learner that has a metric.
         """
@@ -90,6 +103,7 @@ class Shipper:
         self.stuck_since: float | None = None
         """Since when it takes nothing, whether it answers or not."""
         self._intake = intake
+        self._heartbeats = heartbeats
         self._on_point = on_point
         self._exited = False
         self._gather_s = IDLE_S
@@ -128,6 +142,12 @@ class Shipper:
         return next(filter(None, reversed(bars)), "")
 
     async def run(self) -> None:
+        try:
+            await self._ship()
+        finally:
+            self._changes.close()
+
+    async def _ship(self) -> None:
         backoff = Backoff()
         await self._resume(backoff)
         retry_at, pause_s, gather_s, sent_at = 0.0, QUICK_S, QUICK_S, 0.0
@@ -191,7 +211,9 @@ class Shipper:
         return batches
 
     async def _append(self, batches: list[SourceBatch]) -> None:
-        call = asyncio.ensure_future(self._intake.append(batches))
+        heartbeats = self._heartbeats
+        beat = heartbeats.due() if heartbeats is not None else None
+        call = asyncio.ensure_future(self._intake.append(batches, beat))
         try:
             while not (await asyncio.wait({call}, timeout=IDLE_S))[0]:
                 self._refresh()
@@ -206,6 +228,8 @@ class Shipper:
         self._is_followed = not reply.gather_ms
         self._gather_s = max(IDLE_S, reply.gather_ms / 1000)
         self._accept(batches, reply.committed)
+        if heartbeats is not None and beat is not None and (desired := beat_answer(reply)) is not None:
+            heartbeats.record_sent(beat, desired)
 
     async def _append_without_content(self, batch: SourceBatch, why: str) -> None:
         """Sends a refused batch alone, then with a notice instead of its content, then empty.
