@@ -40,8 +40,8 @@ IDLE_S: Final = 0.1
 follows the job; if none does, the metrics service answers how long to gather. An Append costs the learner's machine
 about two milliseconds, and a learner that reports a hundred steps a second must not train slower for it."""
 QUIET_S: Final = 0.5
-"""The same while only ``weft.report`` writes, whose lines carry their own times. The first line in another file may be
-noticed so late."""
+"""The same while only ``weft.report`` writes, whose lines carry their own times. The kernel wakes us for other files;
+where it cannot, the first line in one may be noticed so late."""
 FLOOD_BYTES: Final = 64 * 2**10
 """So much is sent without waiting for more."""
 WATCHED_S: Final = 1.0
@@ -111,6 +111,8 @@ class Shipper:
         """Then a line is sent at once if none came before it for some milliseconds."""
         self._last_error = ""
         self._changes = Changes()
+        self._watches_reports = False
+        """Whether ``_changes`` has the file of ``weft.report``, which may change a hundred times a second."""
         self._wake = Wakeup()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=learner.run)
@@ -278,16 +280,37 @@ class Shipper:
     async def _gather(self, seconds: float) -> None:
         """Waits for more lines, so that fewer calls carry them; sizes are read meanwhile. A flood ends the wait."""
         deadline = time.monotonic() + seconds
+        timed = [source for source in self.sources if isinstance(source, TailedSource) and source.name != REPORTS]
+        is_watched = seconds > QUIET_S and self._watch_only(timed)
+        unsent = 0
         while not self._wake.is_set and (left := deadline - time.monotonic()) > 0:
-            reports = all(source.name == REPORTS or not source.may_have_lines for source in self.sources)
-            await self._wake.wait(min(left, QUIET_S if reports else IDLE_S))
+            before, unsent = unsent, sum(source.unsent for source in timed)
+            if is_watched and unsent == before:
+                await self._wait_for_change(min(left, QUIET_S))
+            else:  # the lines that follow one closely are noticed together, however many
+                await self._wake.wait(min(left, IDLE_S if unsent else QUIET_S))
             self._refresh()
             if sum(source.unsent for source in self.sources) >= FLOOD_BYTES:
                 return
 
+    def _watch_only(self, sources: Sequence[TailedSource]) -> bool:
+        """Whether every change of these sources from now on is noticed, and none of ``weft.report``."""
+        if self._watches_reports:
+            self._changes.close()
+            self._watches_reports = False
+        return all(source.watch(self._changes) for source in sources)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        self._changes.arm(self._wake.set)
+        await self._wake.wait(seconds)
+        self._changes.disarm()
+        if not self._exited:
+            self._wake.clear()
+
     async def _pause(self, seconds: float, *, until: float) -> None:
         """``until``: the monotonic time before which the service is not called, whatever is written."""
         idle = seconds >= IDLE_S and time.monotonic() >= until and not self._exited
+        self._watches_reports |= idle
         if not idle or not all(source.watch(self._changes) for source in self.sources):
             await self._wake.wait(seconds)
         else:
