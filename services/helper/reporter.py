@@ -24,10 +24,11 @@ from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.domain.text import storable
 from services.core.runtime.learner_folder import StopMark
 from services.core.runtime.retry import Backoff
+from services.core.runtime.timers import aligned_pause
 from services.helper.log import log_event
 from services.helper.metrics_client import UNKNOWN, Desired, IntakeClient, Progress
 from services.helper.spool import Spool
-from services.helper.wakeup import Wakeup
+from services.helper.wakeup import PHASE_S, Wakeup
 
 REPEAT_S: Final = 5.0
 """The full status is sent again so often."""
@@ -144,14 +145,15 @@ class Reporter:
                     if self._changed.is_set:
                         self._next_beat = 0.0  # its answer may have changed, too
                     await self._report()
-                    next_report = time.monotonic() + (REPEAT_S if self._is_acknowledged else NOT_CURRENT_REPEAT_S)
+                    pause_s = REPEAT_S if self._is_acknowledged else NOT_CURRENT_REPEAT_S
+                    next_report = time.monotonic() + aligned_pause(pause_s, phase_s=PHASE_S)
                 if time.monotonic() >= self._next_beat:
                     await self._beat()
                     if self.status.phase is Phase.READY and not self.go.is_set:
                         self._next_beat = time.monotonic() + go_every
                         go_every = min(GO_MOST_S, go_every * 1.2)
                     else:
-                        self._next_beat = time.monotonic() + self._beat_pause_s
+                        self._next_beat = time.monotonic() + aligned_pause(self._beat_pause_s, phase_s=PHASE_S)
                 backoff.reset()
                 self._last_error = ""
             except WeftError as error:
@@ -170,7 +172,8 @@ class Reporter:
     def record_sent(self, progress: Progress, desired: Desired) -> None:
         """Takes the answer to a heartbeat that was sent with lines. ``run`` sends the next one if no lines do."""
         self._record_beat(progress, desired)
-        self._next_beat = self._last_beat + self._beat_pause_s * (1 + _WITH_LINES)
+        pause_s = self._beat_pause_s * (1 + _WITH_LINES)
+        self._next_beat = self._last_beat + aligned_pause(pause_s, phase_s=PHASE_S)
 
     @property
     def _beat_pause_s(self) -> float:

@@ -16,6 +16,7 @@ from services.core.bootstrap.http_limits import HttpLimits, LimitedProtocol
 from services.core.domain.errors import WeftError
 from services.core.runtime.address import Address
 from services.core.runtime.sockets import SocketPlace, set_connection_options
+from services.core.runtime.timers import aligned
 
 _BACKLOG: Final = 2048
 _TICK_S: Final = 0.5
@@ -34,7 +35,7 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             self.exiting.clear()
-            tick = loop.call_later(_TICK_S, self.exiting.set)
+            tick = loop.call_at(aligned(loop.time() + _TICK_S), self.exiting.set)
             await self.exiting.wait()
             tick.cancel()
 

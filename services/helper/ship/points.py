@@ -99,6 +99,8 @@ def _number(value: object) -> float | None:
 
 
 def _whole(value: object) -> int | None:
+    if type(value) is int:  # nearly all
+        return value if -_INT64 <= value < _INT64 else None
     number = _number(value)
     if number is None or not math.isfinite(number) or number != int(number):
         return None

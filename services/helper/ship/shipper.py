@@ -17,6 +17,7 @@ from services.core.domain.plan import Folder
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
 from services.core.runtime.learner_folder import JOB_FOLDER, RUN, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
 from services.core.runtime.retry import Backoff
+from services.core.runtime.timers import aligned_pause
 from services.helper.changes import Changes
 from services.helper.log import log_event
 from services.helper.metrics_client import Desired, IntakeClient, Progress, beat_answer
@@ -27,7 +28,7 @@ from services.helper.ship.usage_source import NAME as USAGE_SOURCE
 from services.helper.ship.usage_source import UsageSource
 from services.helper.spool import Spool
 from services.helper.usage import UsageReader
-from services.helper.wakeup import Wakeup
+from services.helper.wakeup import PHASE_S, Wakeup
 
 REPORTS: Final = "metrics.jsonl"
 """The file of ``weft.report``."""
@@ -45,7 +46,7 @@ where it cannot, the first line in one may be noticed so late."""
 FLOOD_BYTES: Final = 64 * 2**10
 """So much is sent without waiting for more."""
 WATCHED_S: Final = 1.0
-"""How often sizes are read while no file changes and the kernel wakes us for a change."""
+"""How often sizes are read while the kernel wakes us for each change of a file, or of all but ``weft.report``'s."""
 _FULL_AGAIN_S: Final = 1.0
 
 
@@ -279,14 +280,14 @@ class Shipper:
 
     async def _gather(self, seconds: float) -> None:
         """Waits for more lines, so that fewer calls carry them; sizes are read meanwhile. A flood ends the wait."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + aligned_pause(seconds, phase_s=PHASE_S)
         timed = [source for source in self.sources if isinstance(source, TailedSource) and source.name != REPORTS]
         is_watched = seconds > QUIET_S and self._watch_only(timed)
         unsent = 0
         while not self._wake.is_set and (left := deadline - time.monotonic()) > 0:
             before, unsent = unsent, sum(source.unsent for source in timed)
             if is_watched and unsent == before:
-                await self._wait_for_change(min(left, QUIET_S))
+                await self._wait_for_change(min(left, WATCHED_S))
             else:  # the lines that follow one closely are noticed together, however many
                 await self._wake.wait(min(left, IDLE_S if unsent else QUIET_S))
             self._refresh()
