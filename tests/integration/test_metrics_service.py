@@ -451,7 +451,10 @@ async def test_no_learner_starts_before_its_gang_is_ready(helper: HelperOf, stat
     await former.report(Phase.DOWNLOADING)
     assert await gang[0].beat() == (True, False)
     await gang[2].report(Phase.READY, seq=9)
+    assert not (await gang[0].append_with_beat(gang[0].lines(0, ["a"]), progress=0.2)).HasField("beat")
     assert [await member.beat() for member in gang] == [(True, True)] * 3
+    reply = await gang[0].append_with_beat(gang[0].lines(1, ["b"]), progress=0.2)
+    assert (list(reply.committed), reply.beat.go) == ([20], True)
     await announce(status, job, attempt=2, learners=3)
     await until(lambda: _is(gang[0], current=False))
 
@@ -481,20 +484,6 @@ async def test_progress_of_a_job_is_that_of_the_slowest_learner_of_its_newest_at
         await member.call("Beat", pb.BeatRequest(progress=progress, eta_ms=7000))
     summary = await reader.call("Summary", pb.SummaryRequest(job_id=job))
     assert (summary.progress, summary.eta_ms) == (0.25, 7000)
-
-
-async def test_heartbeat_may_travel_with_lines(helper: HelperOf, reader: Reader, status: StatusStore, job: str) -> None:
-    mine = helper()
-    reply = await mine.append_with_beat(mine.lines(0, ["a"]), progress=0.25)
-    assert list(reply.committed) == [10]
-    assert not reply.HasField("beat")  # nothing is known of the attempt: the helper has to call Beat
-    await announce(status, job)
-    await mine.report(Phase.READY)
-    await until(lambda: _may_start(mine))
-    reply = await mine.append_with_beat(mine.lines(1, ["b"]), progress=0.5)
-    assert (reply.beat.current, reply.beat.go, reply.beat.HasField("stop")) == (True, True, False)
-    summary = await reader.call("Summary", pb.SummaryRequest(job_id=job))
-    assert summary.progress == 0.5
 
 
 # --- the process ---
