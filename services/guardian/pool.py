@@ -26,6 +26,7 @@ from services.core.runtime.edges import log_unexpected
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import Quarantine
 from services.core.runtime.retry import Backoff
+from services.core.runtime.timers import aligned_pause
 from services.core.use_cases.jobs import all_jobs
 from services.guardian.actor import Guardian
 from services.guardian.claim import claim
@@ -122,7 +123,7 @@ class Pool:
         try:
             if self._ports.clock.boottime() >= self._next_sweep_s:
                 self._nudged.clear()
-                self._next_sweep_s = self._ports.clock.boottime() + self._settings.sweep_s
+                self._next_sweep_s = self._ports.clock.boottime() + aligned_pause(self._settings.sweep_s)
                 await self.sweep()
             else:
                 await self._start_nudged()

@@ -235,9 +235,12 @@ def mostly_holes(fd: int, size: int) -> bool:
 def _mounts_below(top: bytes) -> frozenset[str]:
     """Relative paths of the mounts below a folder."""
     try:
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
         return frozenset()
+    if top + b"/" not in mounts and b"\\" not in mounts:
+        return frozenset()  # mostly: a listing is made each second, and a machine may have hundreds of mounts
+    lines = mounts.splitlines()
     points = (_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), line.split(b" ")[4]) for line in lines)
     return frozenset(os.fsdecode(point[len(top) + 1 :]) for point in points if point.startswith(top + b"/"))
 

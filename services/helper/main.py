@@ -292,6 +292,7 @@ class Helper:
             intake,
             usage=self._learner.usage,
             on_point=reporter.set_first_point,
+            heartbeats=reporter,
         )
         shipping = asyncio.create_task(shipper.run())
         try:

@@ -103,9 +103,7 @@ class IntakeClient:
 
     async def beat(self, progress: Progress) -> Desired:
         """Sends a heartbeat."""
-        fetching = _fetching_message(progress.fetching) if progress.fetching is not None else None
-        request = BeatRequest(progress=progress.fraction, eta_ms=progress.eta_ms, fetching=fetching, bar=progress.bar)
-        return _desired(await self._call("Beat", request))
+        return _desired(await self._call("Beat", _beat_message(progress)))
 
     async def control(self) -> AsyncGenerator[Desired]:
         """What the platform wants, at once and after each change. Ends by an error only."""
@@ -113,9 +111,13 @@ class IntakeClient:
             async for reply in replies:
                 yield _desired(reply)
 
-    async def append(self, batches: Sequence[SourceBatch]) -> AppendReply:
-        """Returns the committed offset of each batch's source, and how long to gather before the next call."""
-        reply: AppendReply = await self._call("Append", AppendRequest(batches=batches), _APPEND_TIMEOUT_S)
+    async def append(self, batches: Sequence[SourceBatch], beat: Progress | None = None) -> AppendReply:
+        """Returns the committed offset of each batch's source, and how long to gather before the next call.
+
+        ``beat``: also sends a heartbeat with this progress; see ``beat_answer``.
+        """
+        message = _beat_message(beat) if beat is not None else None
+        reply: AppendReply = await self._call("Append", AppendRequest(batches=batches, beat=message), _APPEND_TIMEOUT_S)
         return reply
 
     async def sign(self, requests: Sequence[ObjectRequest]) -> Sequence[str]:
@@ -190,6 +192,16 @@ class IntakeClient:
             return Address(json.loads(self._addresses_file.read_bytes())["metrics"], self._tls)
         except (OSError, ValueError, KeyError):
             raise Unavailable("the metrics service has no address yet") from None
+
+
+def beat_answer(reply: AppendReply) -> Desired | None:
+    """Returns the answer to the heartbeat of an Append; None: the service has not taken it."""
+    return _desired(reply.beat) if reply.HasField("beat") else None
+
+
+def _beat_message(progress: Progress) -> BeatRequest:
+    fetching = _fetching_message(progress.fetching) if progress.fetching is not None else None
+    return BeatRequest(progress=progress.fraction, eta_ms=progress.eta_ms, fetching=fetching, bar=progress.bar)
 
 
 def _fetching_message(fetching: Fetching) -> FetchingStep:

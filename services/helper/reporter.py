@@ -24,10 +24,11 @@ from services.core.domain.status import PHASE_ORDER, Phase
 from services.core.domain.text import storable
 from services.core.runtime.learner_folder import StopMark
 from services.core.runtime.retry import Backoff
+from services.core.runtime.timers import aligned_pause
 from services.helper.log import log_event
 from services.helper.metrics_client import UNKNOWN, Desired, IntakeClient, Progress
 from services.helper.spool import Spool
-from services.helper.wakeup import Wakeup
+from services.helper.wakeup import PHASE_S, Wakeup
 
 REPEAT_S: Final = 5.0
 """The full status is sent again so often."""
@@ -37,6 +38,9 @@ BEAT_S: Final = 2.0
 """Between heartbeats without a change. Each costs a millisecond: most of what an idle helper costs."""
 SHOWN_BEAT_S: Final = 1.0
 """The same while data is fetched for the learner, or it draws a progress bar: both are shown live."""
+_WITH_LINES: Final = 0.5
+"""Lines that are sent later than this share of the pause after a heartbeat carry the next one. If none are sent, it is
+late by as much."""
 GO_FIRST_S: Final = 0.02
 GO_MOST_S: Final = 1.0
 """READY: how often to ask for ``go``, at first and at last. The first moments are a warm start's latency."""
@@ -75,6 +79,8 @@ class Reporter:
         self._answered = Wakeup()
         self._not_current_since: float | None = None
         self._sent_progress = UNKNOWN
+        self._last_beat = self._next_beat = 0.0
+        """Monotonic seconds."""
 
     def enter(self, phase: Phase, *, at: int | None = None, **changes: Any) -> None:
         """Moves to a phase, never back, and records the time (``at``: Unix ms). ``changes``: other fields."""
@@ -131,22 +137,23 @@ class Reporter:
     async def run(self) -> None:
         """Sends reports and heartbeats until cancelled."""
         backoff = Backoff()
-        next_report = next_beat = 0.0
+        next_report = self._next_beat = 0.0
         go_every = GO_FIRST_S
         while True:
             try:
                 if self._changed.is_set or time.monotonic() >= next_report:
+                    if self._changed.is_set:
+                        self._next_beat = 0.0  # its answer may have changed, too
                     await self._report()
-                    next_report = time.monotonic() + (REPEAT_S if self._is_acknowledged else NOT_CURRENT_REPEAT_S)
-                    next_beat = 0.0
-                if time.monotonic() >= next_beat:
+                    pause_s = REPEAT_S if self._is_acknowledged else NOT_CURRENT_REPEAT_S
+                    next_report = time.monotonic() + aligned_pause(pause_s, phase_s=PHASE_S)
+                if time.monotonic() >= self._next_beat:
                     await self._beat()
                     if self.status.phase is Phase.READY and not self.go.is_set:
-                        next_beat = time.monotonic() + go_every
+                        self._next_beat = time.monotonic() + go_every
                         go_every = min(GO_MOST_S, go_every * 1.2)
                     else:
-                        sent = self._sent_progress
-                        next_beat = time.monotonic() + (SHOWN_BEAT_S if sent.fetching or sent.bar else BEAT_S)
+                        self._next_beat = time.monotonic() + aligned_pause(self._beat_pause_s, phase_s=PHASE_S)
                 backoff.reset()
                 self._last_error = ""
             except WeftError as error:
@@ -155,7 +162,22 @@ class Reporter:
                     log_event("report.failed", kind=self._last_error, why=error.message)
                 await backoff.wait()
                 continue
-            await self._changed.wait(min(next_report, next_beat) - time.monotonic())
+            await self._changed.wait(min(next_report, self._next_beat) - time.monotonic())
+
+    def due(self) -> Progress | None:
+        """The progress for a heartbeat that is sent with lines now; None: the last one was sent a moment ago."""
+        is_due = time.monotonic() - self._last_beat >= self._beat_pause_s * _WITH_LINES
+        return self._progress() if is_due else None
+
+    def record_sent(self, progress: Progress, desired: Desired) -> None:
+        """Takes the answer to a heartbeat that was sent with lines. ``run`` sends the next one if no lines do."""
+        self._record_beat(progress, desired)
+        pause_s = self._beat_pause_s * (1 + _WITH_LINES)
+        self._next_beat = self._last_beat + aligned_pause(pause_s, phase_s=PHASE_S)
+
+    @property
+    def _beat_pause_s(self) -> float:
+        return SHOWN_BEAT_S if self._sent_progress.fetching or self._sent_progress.bar else BEAT_S
 
     async def _report(self) -> None:
         self._changed.clear()
@@ -172,8 +194,10 @@ class Reporter:
 
     async def _beat(self) -> None:
         progress = self._progress()
-        desired = await self._intake.beat(progress)
-        self._sent_progress = progress
+        self._record_beat(progress, await self._intake.beat(progress))
+
+    def _record_beat(self, progress: Progress, desired: Desired) -> None:
+        self._sent_progress, self._last_beat = progress, time.monotonic()
         self.take_desired(desired)
 
     def take_desired(self, desired: Desired) -> None:

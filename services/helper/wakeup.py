@@ -6,6 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from typing import Final
+
+from services.core.runtime.timers import GRID_S, aligned_pause
+
+PHASE_S: Final = random.random() * GRID_S
+"""Of this helper's timers: the helpers of a machine must not all wake up at once."""
 
 
 class Wakeup:
@@ -27,11 +34,11 @@ class Wakeup:
         self._is_set = False
 
     async def wait(self, seconds: float) -> bool:
-        """Returns when the flag is set, or after ``seconds``; returns the flag."""
+        """Returns when the flag is set, or after ``seconds``; returns the flag. A second or more: see ``timers``."""
         if not self._is_set:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_later(max(0.0, seconds), self._wake_waiter)
+            timer = loop.call_later(max(0.0, aligned_pause(seconds, phase_s=PHASE_S)), self._wake_waiter)
             try:
                 await self._waiter
             finally:

@@ -13,6 +13,7 @@ import structlog
 
 from services.core.domain.errors import WeftError
 from services.core.runtime.edges import log_unexpected
+from services.core.runtime.timers import aligned_pause
 from services.lcm.collector import Collector
 from services.lcm.dispatcher import Dispatcher
 from services.lcm.erasure import Eraser
@@ -126,7 +127,7 @@ class BackgroundTasks:
     async def _repeat(self, seconds: float, task: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._run(task)
-            await self._ports.clock.sleep(seconds)
+            await self._ports.clock.sleep(aligned_pause(seconds))
 
     async def _run(self, task: Callable[[], Awaitable[None]]) -> bool:
         """Runs the task once. Returns whether it succeeded."""

@@ -39,6 +39,7 @@ from services.core.runtime.edges import log_unexpected
 from services.core.runtime.free_space import FreeSpace
 from services.core.runtime.membership import Membership, members
 from services.core.runtime.quarantine import JOB, Quarantine
+from services.core.runtime.timers import aligned_pause
 from services.core.use_cases.jobs import all_jobs, update
 from services.lcm.instrumentation import Instrumentation
 from services.lcm.queue import WaitingQueue
@@ -213,7 +214,8 @@ class Dispatcher:
     async def _pause(self, stopping: asyncio.Event) -> None:
         """Returns after ``wake()``, when ``stopping`` is set, or after ``sweep_s``."""
         waits = [asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(stopping.wait())]
-        await asyncio.wait(waits, timeout=self.settings.sweep_s, return_when=asyncio.FIRST_COMPLETED)
+        pause_s = aligned_pause(self.settings.sweep_s)
+        await asyncio.wait(waits, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 

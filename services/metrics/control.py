@@ -39,6 +39,13 @@ class Control:
         current, go = await self._attempts.may_go(learner)
         return Desired(current, go, self._attempts.stop(learner))
 
+    def cached(self, learner: LearnerIdentity) -> Desired | None:
+        """The answer of ``read`` where it needs no etcd: the learner was allowed to start. None: call ``read``."""
+        attempt = self._attempts.cached(learner.job)
+        if attempt is None or attempt.number != learner.attempt or not self._attempts.is_started(learner):
+            return None
+        return Desired(current=True, go=True, stop=self._attempts.stop(learner))
+
     async def follow(self, learner: LearnerIdentity) -> AsyncGenerator[Desired]:
         """Yields at once, after each change, and after ``keep_alive_s`` seconds of silence.
 

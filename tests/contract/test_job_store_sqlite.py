@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
@@ -64,6 +65,75 @@ async def test_a_write_to_a_locked_file_is_unavailable_not_lost(
     other.execute("ROLLBACK")
     other.close()
     await store.insert(a_job())
+
+
+@pytest.fixture
+def reads() -> Generator[list[str]]:
+    """The transactions of reads that SQLite has begun, in stores that are opened later."""
+    begun: list[str] = []
+
+    def count(_: apsw.Cursor, statement: str, __: object) -> bool:
+        begun.extend([statement] if statement == "BEGIN" else [])
+        return True
+
+    def trace(connection: apsw.Connection) -> None:
+        connection.exec_trace = count
+
+    apsw.connection_hooks.append(trace)
+    yield begun
+    apsw.connection_hooks.remove(trace)
+
+
+async def read_all(store: SqliteJobStore, job: Job) -> list[object]:
+    """What the loops of the services read each second."""
+    return [
+        await store.get(job.id),
+        await store.find(JobQuery(holding=True)),
+        await store.find(JobQuery(untrimmed=True)),
+        await store.changes(0),
+        await store.dispatcher(),
+        await store.to_erase(deleted_until=job.created),
+    ]
+
+
+async def test_reads_that_are_repeated_cost_nothing_while_nobody_writes(on_sqlite: OnSqlite, reads: list[str]) -> None:
+    store = await on_sqlite.another()
+    job = await store.insert(a_job())
+    first = await read_all(store, job)
+    reads.clear()
+    for _ in range(10):
+        assert await read_all(store, job) == first
+    assert reads == []
+
+
+async def test_a_repeated_read_sees_what_any_process_has_committed(on_sqlite: OnSqlite) -> None:
+    store, other = await on_sqlite.another(), await on_sqlite.another()
+    job = await store.insert(a_job())
+    for writer in (store, other, store):
+        await read_all(store, job)
+        job = await writer.replace(job, replace(job, summary={"writes": job.rev}))
+        assert await store.get(job.id) == await other.get(job.id) == job
+        assert (await store.changes(0)).revisions == {job.id: job.rev}
+
+
+async def test_a_write_during_a_read_is_seen_by_the_next_one(on_sqlite: OnSqlite) -> None:
+    store = await on_sqlite.another()
+    job = await store.insert(a_job())
+    for number in range(50):
+        reading = asyncio.create_task(store.get(job.id))
+        job = await store.replace(job, replace(job, summary={"number": number}))
+        assert await store.get(job.id) == job
+        await reading
+
+
+async def test_a_long_list_is_not_kept_in_memory(on_sqlite: OnSqlite, reads: list[str]) -> None:
+    store = await on_sqlite.another()
+    for _ in range(60):
+        await store.insert(a_job())
+    await store.find(JobQuery(), limit=60)
+    reads.clear()
+    await store.find(JobQuery(), limit=60)
+    assert reads == ["BEGIN"]
 
 
 async def test_closing_runs_earlier_calls_and_refuses_later_ones(on_sqlite: OnSqlite) -> None:

@@ -8,16 +8,19 @@ import json
 import os
 import stat
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from services.core.domain.errors import NoSpace
+from services.core.domain.learner import LearnerStatus
 from services.core.domain.plan import Input
+from services.core.domain.status import Phase
 from services.core.runtime.learner_folder import LearnerFolder, StopMark
 from services.helper.main import Helper
-from services.helper.metrics_client import IntakeClient
+from services.helper.metrics_client import IntakeClient, Progress
 from services.helper.reporter import Reporter
 from services.helper.shim import ShimWatch
 from services.helper.ship.shipper import Shipper
@@ -296,6 +299,59 @@ async def test_lines_refused_by_a_full_disk_are_sent_after_a_restart_of_the_serv
         shipping.cancel()
         await asyncio.gather(shipping, return_exceptions=True)
         await intake.close()
+
+
+@pytest.fixture
+async def shipped(learner: HelperTest, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[TextIO]:
+    """Stdout of a learner whose lines and heartbeats are sent often."""
+    monkeypatch.setattr("services.helper.reporter.BEAT_S", 0.2)
+    learner.reserve("true")
+    folder = LearnerFolder(learner.folder)
+    assignment = folder.assignment()
+    stdout = learner.folder / "runs" / "1" / "stdout"
+    stdout.parent.mkdir(parents=True, exist_ok=True)
+    stdout.touch()
+    os.chown(stdout, assignment.learner_uid, -1)
+    intake = IntakeClient(Path(assignment.addresses_file), assignment.learner.token)
+    spool = Spool(folder.root / "spool")
+    status = LearnerStatus(name="worker-0", role="worker", rank=0, attempt=1, seq=0, phase=Phase.PROCESSING)
+    reporter = Reporter(intake, spool, status, lambda: Progress(fraction=0.5))
+    shipper = Shipper(folder, assignment, spool, intake, heartbeats=reporter)
+    tasks = [asyncio.create_task(task) for task in (shipper.run(), reporter.run())]
+    try:
+        with stdout.open("a", buffering=1) as file:
+            yield file
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await intake.close()
+
+
+async def write_until(file: TextIO, condition: Callable[[], bool]) -> None:
+    """Writes a line each time the condition is looked at."""
+
+    def write_and_look() -> bool:
+        file.write("line\n")
+        return condition()
+
+    await until(write_and_look)
+
+
+async def test_heartbeats_of_a_learner_that_writes_travel_with_its_lines(learner: HelperTest, shipped: TextIO) -> None:
+    await write_until(shipped, lambda: learner.intake.appends > 1)
+    beats, progress = learner.intake.beats, len(learner.intake.progress)
+    await write_until(shipped, lambda: len(learner.intake.progress) >= progress + 20)
+    assert learner.intake.beats - beats <= 3  # a busy machine may delay a line
+    await until(lambda: learner.intake.beats >= beats + 5)  # without lines each is a call again
+    assert set(learner.intake.progress) == {(0.5, -1)}
+
+
+async def test_heartbeats_reach_a_service_that_does_not_take_them_with_lines(
+    learner: HelperTest, shipped: TextIO
+) -> None:
+    learner.intake.takes_beats = False
+    await write_until(shipped, lambda: learner.intake.beats >= 5)
 
 
 async def test_refused_batch_does_not_block_later_lines(learner: HelperTest) -> None:

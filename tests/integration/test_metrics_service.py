@@ -451,7 +451,10 @@ async def test_no_learner_starts_before_its_gang_is_ready(helper: HelperOf, stat
     await former.report(Phase.DOWNLOADING)
     assert await gang[0].beat() == (True, False)
     await gang[2].report(Phase.READY, seq=9)
+    assert not (await gang[0].append_with_beat(gang[0].lines(0, ["a"]), progress=0.2)).HasField("beat")
     assert [await member.beat() for member in gang] == [(True, True)] * 3
+    reply = await gang[0].append_with_beat(gang[0].lines(1, ["b"]), progress=0.2)
+    assert (list(reply.committed), reply.beat.go) == ([20], True)
     await announce(status, job, attempt=2, learners=3)
     await until(lambda: _is(gang[0], current=False))
 

@@ -48,6 +48,11 @@ class Intake(IntakeServicer):
         self.sent = 0
         """Reports, with those sent again."""
         self.progress: list[tuple[float, int]] = []
+        """Of all heartbeats."""
+        self.beats = 0
+        """Heartbeats that were calls of their own."""
+        self.takes_beats = True
+        """Off: it is an older service, which does not know heartbeats that travel with lines."""
         self.committed: dict[Key, int] = {}
         self.final: set[Key] = set()
         self.lines: list[tuple[Key, pb.LogLine]] = []
@@ -145,7 +150,10 @@ class Intake(IntakeServicer):
             committed_offsets.append(self.committed[key])
         self.appends += 1
         self.on_append()
-        return pb.AppendReply(committed=committed_offsets, gather_ms=self.gather_ms)
+        reply = pb.AppendReply(committed=committed_offsets, gather_ms=self.gather_ms)
+        if self.takes_beats and request.HasField("beat"):
+            reply.beat.CopyFrom(self._take_beat(request.beat))
+        return reply
 
     async def Report(self, request: pb.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ReportReply:  # noqa: N802
         await self._lead("Report")
@@ -157,6 +165,10 @@ class Intake(IntakeServicer):
         return pb.ReportReply(current=self.current)
 
     async def Beat(self, request: pb.BeatRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.BeatReply:  # noqa: N802
+        self.beats += 1
+        return self._take_beat(request)
+
+    def _take_beat(self, request: pb.BeatRequest) -> pb.BeatReply:
         self.progress.append((request.progress, request.eta_ms))
         return pb.BeatReply(current=self.current, go=self.go, stop=self.stop_mark)
 

@@ -243,6 +243,11 @@ class Helper(Peer):
         text = json.dumps(dump(self.status(phase, seq=seq))).encode()
         return bool((await self.call("Report", pb.ReportRequest(status=text))).current)
 
+    async def append_with_beat(self, *batches: pb.SourceBatch, progress: float) -> pb.AppendReply:
+        beat = pb.BeatRequest(progress=progress, eta_ms=-1)
+        reply: pb.AppendReply = await self.call("Append", pb.AppendRequest(batches=batches, beat=beat))
+        return reply
+
     async def beat(self) -> tuple[bool, bool]:
         """(current, go)."""
         reply = await self.call("Beat", pb.BeatRequest(progress=-1, eta_ms=-1))

@@ -67,6 +67,19 @@ def learner(rank: int = 0, attempt: int = 1) -> LearnerIdentity:
     return LearnerIdentity(JOB, "t", attempt, "worker", rank, f"worker-{rank}")
 
 
+async def test_heartbeat_with_lines_is_answered_without_etcd_once_the_learner_may_run(platform: Platform) -> None:
+    assert platform.control.cached(learner()) is None
+    await platform.announce(1)
+    await platform.ready(0)
+    assert platform.control.cached(learner()) is None  # its start needs a read of etcd
+    assert (await platform.control.read(learner())).go
+    assert platform.control.cached(learner()) == Desired(current=True, go=True, stop=None)
+    await platform.stop()
+    await until(lambda: platform.control.cached(learner()) == Desired(True, True, Stop(1, 2, "halt", 500)))
+    await platform.announce(2)
+    await until(lambda: platform.control.cached(learner()) is None)  # a read says that it is not current
+
+
 async def test_helper_hears_at_once_of_go_and_stop(platform: Platform) -> None:
     await platform.announce(1, learners=2)
     async with aclosing(platform.control.follow(learner())) as changes:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from services.core.bootstrap.http_limits import HttpLimits, LimitedProtocol
 from services.core.domain.errors import WeftError
 from services.core.runtime.address import Address
 from services.core.runtime.sockets import SocketPlace, set_connection_options
+from services.core.runtime.timers import aligned
 
 _BACKLOG: Final = 2048
 _TICK_S: Final = 0.5
@@ -30,10 +31,18 @@ class _Server(uvicorn.Server):
         self.exiting = asyncio.Event()
 
     async def main_loop(self) -> None:
+        # Without asyncio.timeout, which ends the wait by a cancellation: four times the cost, in each service.
+        loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self.exiting.wait()
+            self.exiting.clear()
+            tick = loop.call_at(aligned(loop.time() + _TICK_S), self.exiting.set)
+            await self.exiting.wait()
+            tick.cancel()
+
+    def exit(self) -> None:
+        """Makes ``serve`` return soon."""
+        self.should_exit = True
+        self.exiting.set()
 
 
 class HttpServer:
@@ -82,8 +91,7 @@ class HttpServer:
         with self._held if self._held is not None else listening(self._address) as listener:
             task = asyncio.ensure_future(self._server.serve(sockets=[listener]))
             await stopping.wait()
-            self._server.should_exit = True
-            self._server.exiting.set()
+            self._server.exit()
             await task
 
 

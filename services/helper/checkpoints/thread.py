@@ -22,6 +22,7 @@ from services.core.domain.checkpoint import StoredCheckpoint
 from services.core.domain.errors import StaleFence, WeftError
 from services.core.domain.plan import Folder
 from services.core.runtime.learner_folder import RUN, Assignment, LearnerFolder, job_folder
+from services.core.runtime.timers import aligned_pause
 from services.helper.checkpoints.detection import Detector, Plan
 from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
 from services.helper.learner_files import LearnerFile, SkippedFile, list_files
@@ -30,7 +31,7 @@ from services.helper.objects import UrlSigner, open_objects
 from services.helper.settings import load_settings
 from services.helper.spool import Spool
 from services.helper.threads import call_in_thread
-from services.helper.wakeup import Wakeup
+from services.helper.wakeup import PHASE_S, Wakeup
 
 _NICE: Final = 10
 _POLL_S: Final = 1.0
@@ -212,7 +213,8 @@ class _Background:
                 until = detector.unchanged_until(listing, listed_ms=listed_ms)
                 if until is not None:
                     await self._extend(store, until, schedule)
-            await asyncio.sleep(min(pause_s, self._settings.checkpoint_quiet_s or pause_s))
+            pause_s = min(pause_s, self._settings.checkpoint_quiet_s or pause_s)
+            await asyncio.sleep(aligned_pause(pause_s, phase_s=PHASE_S))
 
     async def _store(self, store: SnapshotStore, plan: Plan, schedule: _Schedule) -> bool:
         """Returns whether the snapshot counts now."""

@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from services.core.domain.errors import InvalidRequest, ResourceExhausted, Unavailable, WeftError
 from services.core.domain.plan import Folder
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
 from services.core.runtime.learner_folder import JOB_FOLDER, RUN, RUNS_FOLDER, Assignment, LearnerFolder, job_folder
 from services.core.runtime.retry import Backoff
+from services.core.runtime.timers import aligned_pause
 from services.helper.changes import Changes
 from services.helper.log import log_event
-from services.helper.metrics_client import IntakeClient
+from services.helper.metrics_client import Desired, IntakeClient, Progress, beat_answer
 from services.helper.reporter import now_ms
 from services.helper.ship.points import ParsedReport
 from services.helper.ship.source import SourceFile, TailedSource
@@ -27,7 +28,7 @@ from services.helper.ship.usage_source import NAME as USAGE_SOURCE
 from services.helper.ship.usage_source import UsageSource
 from services.helper.spool import Spool
 from services.helper.usage import UsageReader
-from services.helper.wakeup import Wakeup
+from services.helper.wakeup import PHASE_S, Wakeup
 
 REPORTS: Final = "metrics.jsonl"
 """The file of ``weft.report``."""
@@ -40,12 +41,12 @@ IDLE_S: Final = 0.1
 follows the job; if none does, the metrics service answers how long to gather. An Append costs the learner's machine
 about two milliseconds, and a learner that reports a hundred steps a second must not train slower for it."""
 QUIET_S: Final = 0.5
-"""The same while only ``weft.report`` writes, whose lines carry their own times. The first line in another file may be
-noticed so late."""
+"""The same while only ``weft.report`` writes, whose lines carry their own times. The kernel wakes us for other files;
+where it cannot, the first line in one may be noticed so late."""
 FLOOD_BYTES: Final = 64 * 2**10
 """So much is sent without waiting for more."""
 WATCHED_S: Final = 1.0
-"""How often sizes are read while no file changes and the kernel wakes us for a change."""
+"""How often sizes are read while the kernel wakes us for each change of a file, or of all but ``weft.report``'s."""
 _FULL_AGAIN_S: Final = 1.0
 
 
@@ -66,6 +67,18 @@ def source_files(folder: LearnerFolder, assignment: Assignment) -> list[SourceFi
     ]
 
 
+class Heartbeats(Protocol):
+    """Heartbeats that travel with lines."""
+
+    def due(self) -> Progress | None:
+        """Returns what a heartbeat sends now; None: none is due soon."""
+        ...
+
+    def record_sent(self, progress: Progress, desired: Desired) -> None:
+        """Takes the answer to a heartbeat."""
+        ...
+
+
 class Shipper:
     """``run`` is a task beside the learner that returns when everything is committed. Call ``finish`` at its exit."""
 
@@ -78,8 +91,9 @@ class Shipper:
         *,
         usage: UsageReader | None = None,
         on_point: Callable[[int], None] = lambda _at: None,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
-        """``usage``: measures what the learner uses; None: it is not measured.
+        """``usage``: measures what the learner uses; None: it is not measured. ``heartbeats``: None: none are sent.
 
         ``on_point`` is called with the time, in Unix ms, of each report of the learner that has a metric.
         """
@@ -90,6 +104,7 @@ class Shipper:
         self.stuck_since: float | None = None
         """Since when it takes nothing, whether it answers or not."""
         self._intake = intake
+        self._heartbeats = heartbeats
         self._on_point = on_point
         self._exited = False
         self._gather_s = IDLE_S
@@ -97,6 +112,8 @@ class Shipper:
         """Then a line is sent at once if none came before it for some milliseconds."""
         self._last_error = ""
         self._changes = Changes()
+        self._watches_reports = False
+        """Whether ``_changes`` has the file of ``weft.report``, which may change a hundred times a second."""
         self._wake = Wakeup()
         learner = assignment.learner
         identity = Source(attempt=assignment.plan.attempt, role=learner.role, rank=learner.rank, run=learner.run)
@@ -128,6 +145,12 @@ class Shipper:
         return next(filter(None, reversed(bars)), "")
 
     async def run(self) -> None:
+        try:
+            await self._ship()
+        finally:
+            self._changes.close()
+
+    async def _ship(self) -> None:
         backoff = Backoff()
         await self._resume(backoff)
         retry_at, pause_s, gather_s, sent_at = 0.0, QUICK_S, QUICK_S, 0.0
@@ -191,7 +214,9 @@ class Shipper:
         return batches
 
     async def _append(self, batches: list[SourceBatch]) -> None:
-        call = asyncio.ensure_future(self._intake.append(batches))
+        heartbeats = self._heartbeats
+        beat = heartbeats.due() if heartbeats is not None else None
+        call = asyncio.ensure_future(self._intake.append(batches, beat))
         try:
             while not (await asyncio.wait({call}, timeout=IDLE_S))[0]:
                 self._refresh()
@@ -206,6 +231,8 @@ class Shipper:
         self._is_followed = not reply.gather_ms
         self._gather_s = max(IDLE_S, reply.gather_ms / 1000)
         self._accept(batches, reply.committed)
+        if heartbeats is not None and beat is not None and (desired := beat_answer(reply)) is not None:
+            heartbeats.record_sent(beat, desired)
 
     async def _append_without_content(self, batch: SourceBatch, why: str) -> None:
         """Sends a refused batch alone, then with a notice instead of its content, then empty.
@@ -253,17 +280,38 @@ class Shipper:
 
     async def _gather(self, seconds: float) -> None:
         """Waits for more lines, so that fewer calls carry them; sizes are read meanwhile. A flood ends the wait."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + aligned_pause(seconds, phase_s=PHASE_S)
+        timed = [source for source in self.sources if isinstance(source, TailedSource) and source.name != REPORTS]
+        is_watched = seconds > QUIET_S and self._watch_only(timed)
+        unsent = 0
         while not self._wake.is_set and (left := deadline - time.monotonic()) > 0:
-            reports = all(source.name == REPORTS or not source.may_have_lines for source in self.sources)
-            await self._wake.wait(min(left, QUIET_S if reports else IDLE_S))
+            before, unsent = unsent, sum(source.unsent for source in timed)
+            if is_watched and unsent == before:
+                await self._wait_for_change(min(left, WATCHED_S))
+            else:  # the lines that follow one closely are noticed together, however many
+                await self._wake.wait(min(left, IDLE_S if unsent else QUIET_S))
             self._refresh()
             if sum(source.unsent for source in self.sources) >= FLOOD_BYTES:
                 return
 
+    def _watch_only(self, sources: Sequence[TailedSource]) -> bool:
+        """Whether every change of these sources from now on is noticed, and none of ``weft.report``."""
+        if self._watches_reports:
+            self._changes.close()
+            self._watches_reports = False
+        return all(source.watch(self._changes) for source in sources)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        self._changes.arm(self._wake.set)
+        await self._wake.wait(seconds)
+        self._changes.disarm()
+        if not self._exited:
+            self._wake.clear()
+
     async def _pause(self, seconds: float, *, until: float) -> None:
         """``until``: the monotonic time before which the service is not called, whatever is written."""
         idle = seconds >= IDLE_S and time.monotonic() >= until and not self._exited
+        self._watches_reports |= idle
         if not idle or not all(source.watch(self._changes) for source in self.sources):
             await self._wake.wait(seconds)
         else:

@@ -23,7 +23,7 @@ from services.core.ports.metric_store import Batch, MetricStore
 from services.core.ports.object_urls import ObjectRequest, Verb
 from services.metrics.attempt_ends import AttemptEnds
 from services.metrics.attempts import Attempts, Stop
-from services.metrics.control import Control
+from services.metrics.control import Control, Desired
 from services.metrics.data_signing import DataSigning
 from services.metrics.following import Notifier
 from services.metrics.heartbeats import Heartbeats
@@ -94,7 +94,11 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
         self.notifier.notify(learner.job)
         self._count(batches, committed, time.perf_counter() - began)
         gather_ms = 0 if self.notifier.is_followed(learner.job) else round(self.gather_s * 1000)
-        return pb.AppendReply(committed=committed, gather_ms=gather_ms)
+        desired = self.control.cached(learner) if request.HasField("beat") else None
+        if desired is not None:
+            self._record_beat(learner, request.beat)
+        beat = None if desired is None else _beat_reply(desired)
+        return pb.AppendReply(committed=committed, gather_ms=gather_ms, beat=beat)
 
     def _count(self, batches: list[Batch], committed: Any, seconds: float) -> None:
         taken = [batch for batch, end in zip(batches, committed, strict=True) if batch.end == end]
@@ -124,11 +128,13 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     async def Beat(self, request: pb.BeatRequest, context: Any) -> pb.BeatReply:
         learner = calling_learner()
         self.heartbeats.mark_seen(learner)
+        self._record_beat(learner, request)
+        return _beat_reply(await self.control.read(learner))
+
+    def _record_beat(self, learner: LearnerIdentity, request: pb.BeatRequest) -> None:
         self.heartbeats.set_progress(learner, request.progress, request.eta_ms)
         self.heartbeats.set_fetching(learner, fetching_of(request.fetching) if request.HasField("fetching") else None)
         self.heartbeats.set_bar(learner, request.bar)
-        desired = await self.control.read(learner)
-        return pb.BeatReply(current=desired.current, go=desired.go, stop=_stop_message(desired.stop))
 
     async def Control(self, request: pb.ControlRequest, context: Any) -> AsyncGenerator[pb.ControlReply]:
         learner = calling_learner()
@@ -181,6 +187,10 @@ class Intake(metrics_pb2_grpc.IntakeServicer):
     async def DeleteObject(self, request: pb.DeleteObjectRequest, context: Any) -> pb.DeleteObjectReply:
         await self.objects.delete(calling_learner(), request.key)
         return pb.DeleteObjectReply()
+
+
+def _beat_reply(desired: Desired) -> pb.BeatReply:
+    return pb.BeatReply(current=desired.current, go=desired.go, stop=_stop_message(desired.stop))
 
 
 def _stop_message(stop: Stop | None) -> pb.Stop | None:

@@ -110,6 +110,10 @@ def etcd_command(
         "initial-cluster": f"weft={peer_url}",
         "initial-cluster-token": token,
         "initial-cluster-state": "new",
+        # A single member needs no heartbeats, but wakes up for each: a third of what an idle etcd costs. The time limit
+        # of elections is the default one: the only member waits for up to so long when it starts.
+        "heartbeat-interval": "200",
+        "election-timeout": "1000",
         "auto-compaction-mode": "periodic",
         # Long enough for any watcher to reconnect; keeps the database small.
         "auto-compaction-retention": "10m",

@@ -19,6 +19,7 @@ from services.core.adapters.etcd.connection import Connection
 from services.core.domain.errors import WeftError
 from services.core.gen.weft.etcd import rpc_pb2, rpc_pb2_grpc
 from services.core.runtime.retry import Backoff
+from services.core.runtime.timers import aligned_pause
 
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 0.2
@@ -110,7 +111,7 @@ class EtcdLease:
                     return
                 self._deadline = sent + reply.TTL
                 self._backoff.reset()
-                await asyncio.sleep(self._ttl_s / _SHARES)
+                await asyncio.sleep(aligned_pause(self._ttl_s / _SHARES))
         except grpc.aio.AioRpcError:
             self._connection.forget_token(metadata)
             raise

@@ -31,6 +31,7 @@ from services.core.domain.errors import Unavailable, WeftError
 from services.core.gen.weft.etcd import kv_pb2, rpc_pb2, rpc_pb2_grpc
 from services.core.ports.status_store import Change, Entry, check_key, decode_key, decode_value
 from services.core.runtime.retry import Backoff
+from services.core.runtime.timers import aligned_pause
 
 _PAGE: Final = 1000
 _SMALLER: Final = 4
@@ -277,7 +278,8 @@ class _Stream:
     async def _done(self, task: asyncio.Task[Any]) -> bool:
         """Waits up to ``silence_s`` for the task; False if it still runs. Raises Unavailable if the call ended."""
         closing = self._connection.closing
-        await asyncio.wait({task, closing}, timeout=self._silence_s, return_when=asyncio.FIRST_COMPLETED)
+        silence_s = aligned_pause(self._silence_s)
+        await asyncio.wait({task, closing}, timeout=silence_s, return_when=asyncio.FIRST_COMPLETED)
         # A call that ends with its channel cancels its task: that must not look like a cancellation of the caller.
         if closing.done() or task.cancelled():
             raise Unavailable("the connection of the watch was closed")

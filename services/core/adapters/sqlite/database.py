@@ -20,7 +20,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar
 import apsw
 import structlog
 
+from services.core.adapters.sqlite.kept_reads import KeptReads
 from services.core.adapters.sqlite.place import MOUNTS, refuse_network
 from services.core.domain.errors import (
     Conflict,
@@ -159,6 +160,7 @@ class Database:
         self.path = path
         self._writer = writer
         self._reader = reader
+        self._kept: KeptReads | None = None
 
     @classmethod
     async def open(
@@ -194,6 +196,8 @@ class Database:
             await writer.start()
             await reader.start()
             on_failure.pop_all()
+        with contextlib.suppress(apsw.Error):  # then each read is made
+            database._kept = KeptReads(path)
         return database
 
     async def write(self, operation: Operation[T]) -> T:
@@ -207,6 +211,26 @@ class Database:
         """Runs the operation on a snapshot of everything committed until now."""
         return await self._reader.call(operation)
 
+    async def read_unless_unchanged(
+        self, key: Hashable, operation: Operation[T], *, is_small: Callable[[T], bool] = lambda _: True
+    ) -> T:
+        """As ``read``, or the same object as the last time if nothing was committed to the file since.
+
+        ``key``: equal for operations that are the same. The result must not be changed by its users; it is kept in
+        memory if ``is_small`` allows it.
+        """
+        kept = self._kept
+        if kept is None:
+            return await self.read(operation)
+        version = kept.check()
+        if (last := kept.find(key)) is not None:
+            result: T = last.result
+            return result
+        result = await self.read(operation)
+        if is_small(result):
+            kept.keep(key, result, version)
+        return result
+
     async def ping(self) -> None:
         """Raises Unavailable if the file is missing or cannot be read."""
         if not self.path.exists():
@@ -214,6 +238,8 @@ class Database:
         await self.read(lambda connection: connection.execute("SELECT count(*) FROM weft_schema").fetchall())
 
     async def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
         # The writer last: the last connection that closes writes the log into the file.
         await self._reader.close()
         await self._writer.close()

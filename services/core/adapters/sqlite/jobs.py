@@ -26,7 +26,7 @@ from services.core.adapters.sqlite.job_tables import (
 )
 from services.core.adapters.sqlite.place import MOUNTS
 from services.core.domain.codec import MALFORMED, dump, load
-from services.core.domain.document import read_job
+from services.core.domain.document import MAX_TIME_MS, read_job
 from services.core.domain.errors import InvalidRequest, NotFound, Quarantined, StaleRevision, WeftError
 from services.core.domain.held_document import HELD_PATHS
 from services.core.domain.job import SCHEMA, Event, Job, check_replace
@@ -45,6 +45,8 @@ from services.core.ports.job_store import (
 
 _PAGE: Final = 500
 """Documents read at once, so that a long list delays other readers only shortly."""
+_FEW: Final = 50
+"""Documents of a page that is kept in memory at most."""
 _CHANGES: Final = 5_000
 """Changes read at once; the next call reads on."""
 _ALL: Final = Scan(BY_ID, "TRUE", ())
@@ -83,7 +85,7 @@ class SqliteJobStore:
             row = connection.execute(f"SELECT id, doc, rev FROM jobs WHERE {column} = ?", (value,)).fetchone()  # noqa: S608
             return None if row is None else with_stored_rev(_job(str(row[0]), str(row[1])), row[2])
 
-        return await self._database.read(read)
+        return await self._database.read_unless_unchanged((column, value), read)
 
     async def replace(self, prior: Job, new: Job) -> Job:
         check_replace(prior, new)
@@ -124,7 +126,8 @@ class SqliteJobStore:
             rows = heapq.merge(*pages, key=operator.itemgetter(0), reverse=newest_first)
             return [_readable(str(job_id), str(doc), rev) for job_id, doc, rev in islice(rows, limit)]
 
-        return await self._database.read(read)
+        key = (*selects, limit, newest_first)
+        return await self._database.read_unless_unchanged(key, read, is_small=lambda page: len(page) <= _FEW)
 
     async def count(self, query: JobQuery) -> Mapping[Status, int]:
         ranges = {status: counts(query, status) for status in Status}
@@ -156,9 +159,15 @@ class SqliteJobStore:
             revisions = {str(job_id): int(str(rev)) for _, job_id, rev in rows}
             return Changes(revisions=revisions, position=int(str(rows[-1][0])) if rows else after)
 
-        return await self._database.read(read)
+        key = ("changes", after)
+        return await self._database.read_unless_unchanged(
+            key, read, is_small=lambda changes: len(changes.revisions) <= _FEW
+        )
 
     async def to_erase(self, *, deleted_until: int, after: Job | None = None, limit: int = 100) -> Sequence[Job]:
+        first = await self._database.read_unless_unchanged("to erase", _first_to_erase)
+        if first is None or first > deleted_until:
+            return []  # mostly: every second somebody asks, and jobs are deleted now and then
         jobs: list[Job] = []
         place = (-1, "") if after is None else (after.deleted or 0, after.id)
         while len(jobs) < limit:
@@ -214,7 +223,7 @@ class SqliteJobStore:
         return await self._database.read(read)
 
     async def dispatcher(self) -> DispatcherDoc:
-        return await self._database.read(_dispatcher)
+        return await self._database.read_unless_unchanged("dispatcher", _dispatcher)
 
     async def replace_dispatcher(self, prior: DispatcherDoc, new: DispatcherDoc) -> DispatcherDoc:
         stored = replace(new, rev=prior.rev + 1)
@@ -280,6 +289,12 @@ def _refusal(connection: apsw.Connection, prior: Job) -> WeftError:
     if row is None:
         return NotFound(f"there is no job {prior.id}")
     return StaleRevision(f"job {prior.id} is at revision {row[0]}, not {prior.rev}")
+
+
+def _first_to_erase(connection: apsw.Connection) -> int | None:
+    """When the first of the deleted jobs that are not erased was deleted, in Unix ms; None: there is none."""
+    rows: Any = connection.execute(TO_ERASE, (MAX_TIME_MS, -1, "", 1)).fetchall()
+    return int(rows[0][3]) if rows else None
 
 
 def _dispatcher(connection: apsw.Connection) -> DispatcherDoc:

@@ -26,6 +26,8 @@ _TABLES: Final = (
     ) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS record_index_by_record ON record_index(kind, id)",
 )
+_FEW: Final = 50
+"""Records of a result that is kept in memory at most."""
 _SELECT: Final = "SELECT kind, id, rev, body, fields FROM records"
 
 
@@ -103,7 +105,9 @@ class SqliteRecordStore:
                     continue  # an unreadable record does not affect the others
             return records
 
-        return await self._database.read(read)
+        key = (select, *values, after, limit)
+        records = await self._database.read_unless_unchanged(key, read, is_small=lambda page: len(page) <= _FEW)
+        return list(records)
 
     async def unreadable(self) -> Sequence[UnreadableRecord]:
         def read(connection: apsw.Connection) -> list[UnreadableRecord]:

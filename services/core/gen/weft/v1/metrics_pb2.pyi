@@ -289,18 +289,24 @@ class AppendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BATCHES_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceBatch]:
         """Batches of any number of sources."""
+
+    @_builtins.property
+    def beat(self) -> Global___BeatRequest:
+        """A heartbeat that is due, so that it needs no call of its own; absent: none is."""
 
     def __init__(
         self,
         *,
         batches: _abc.Iterable[Global___SourceBatch] | None = ...,
+        beat: Global___BeatRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "beat", b"beat"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -312,21 +318,27 @@ class AppendReply(_message.Message):
 
     COMMITTED_FIELD_NUMBER: _builtins.int
     GATHER_MS_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     gather_ms: _builtins.int
     """Milliseconds for which the helper may gather bytes before the next Append: no stream follows the job."""
     @_builtins.property
     def committed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Committed offset of the source of each batch, in their order."""
 
+    @_builtins.property
+    def beat(self) -> Global___BeatReply:
+        """Answer to the heartbeat; absent: it counts for nothing, and the helper calls Beat."""
+
     def __init__(
         self,
         *,
         committed: _abc.Iterable[_builtins.int] | None = ...,
         gather_ms: _builtins.int = ...,
+        beat: Global___BeatReply | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "gather_ms", b"gather_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "committed", b"committed", "gather_ms", b"gather_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
