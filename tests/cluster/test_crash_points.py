@@ -249,6 +249,16 @@ async def test_start_does_not_read_what_it_has_created(scene: Scene) -> None:
     assert [request for request in sent[created:activated] if request[0] == "GET"] == []
 
 
+async def test_api_server_keeps_no_managers_of_the_fields_of_a_pod_that_was_started(scene: Scene) -> None:
+    """They were half of a pod, and each change of its status by a kubelet cost the API server three times as much."""
+    gang, guardian = gang_of("4 learners"), scene.guardian(CutApi(scene.machines.kubeconfig, _NEVER))
+    await start(guardian, gang)
+    present = await scene.pods(gang)
+    assert len(present) == 4
+    assert [pod["metadata"].get("managedFields") for pod in present] == [None] * 4
+    await teardown(guardian, gang)
+
+
 async def test_objects_that_the_cluster_writes_meanwhile_keep_no_gang_from_starting(scene: Scene) -> None:
     requests, _ = await scene.requests("4 learners")
     for at in random.Random(_SEED).sample(range(requests), 8):

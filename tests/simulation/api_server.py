@@ -168,6 +168,7 @@ class ApiServer:
             if name in expected and expected[name] != present["metadata"][name]:
                 raise Refused(409, "Conflict", f"{key[1]}: the object has been modified; its {name} is another one")
         patched = _merged(present, change)
+        patched["metadata"].pop("managedFields", None)  # nothing here keeps them
         if collection == PODS and patched["spec"] != present["spec"]:
             _check_pod_update(present, patched)
         if patched == present:

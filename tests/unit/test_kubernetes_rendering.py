@@ -295,7 +295,8 @@ def test_activation_applies_to_the_state_that_was_seen_only() -> None:
     attempt = plan()
     present = inert_pod()
     native = pods.activation(present, attempt.learners[0], OPTIONS, gang=GangMethod.NATIVE)
-    assert native == {"metadata": {"uid": "u", "resourceVersion": "7"}, "spec": {"schedulingGates": None}}
+    state = {"uid": "u", "resourceVersion": "7", "managedFields": [{}]}
+    assert native == {"metadata": state, "spec": {"schedulingGates": None}}
     gates = pods.activation(present, attempt.learners[0], OPTIONS, gang=GangMethod.GATES)
     (term,) = gates["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"

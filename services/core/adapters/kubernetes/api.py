@@ -61,9 +61,10 @@ _TLS_END_S: Final = 0.25
 """The library does not wait for the end of TLS of connections whose request was cancelled. Its documentation recommends
 this pause."""
 _CONNECT_S: Final = 5.0
-_REQUESTS: Final = 64
-"""At the same time, without watches. More wait here, before their time limit begins: a gang of a thousand pods is one
-burst, and the library counts the wait for a connection as a server that does not answer."""
+_REQUESTS: Final = 24
+"""At the same time, without watches: enough for any API server. More wait here, where the urgent ones go first, and
+before their time limit begins: a gang of a thousand pods is one burst, and the library counts the wait for a connection
+as a server that does not answer."""
 _CONNECTIONS: Final = 128
 """Watches included."""
 _PAGE: Final = 500

@@ -104,20 +104,29 @@ def activation(present: Document, learner: LearnerPlan, options: KubernetesOptio
 
     Otherwise the scheduler chooses the nodes, and prefers the learner's. A gate of Kueue's stays: Kueue lifts it.
     """
-    metadata = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
     others = [
         entry for entry in present["spec"].get("schedulingGates") or () if entry["name"] != layout.SCHEDULING_GATE
     ]
     spec: Document = {"schedulingGates": others or None}
     if gang is GangMethod.GATES and (affinity := node_affinity(learner, options, node=learner.node)):
         spec["affinity"] = {"nodeAffinity": affinity}
-    return {"metadata": metadata, "spec": spec}
+    return {"metadata": _as_it_is(present), "spec": spec}
 
 
 def annotated(present: Document, **annotations: str) -> Document:
     """The merge patch that sets annotations of this object as it is now. An older patch fails afterwards."""
-    metadata = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
-    return {"metadata": {**metadata, "annotations": annotations}}
+    return {"metadata": {**_as_it_is(present), "annotations": annotations}}
+
+
+def _as_it_is(present: Document) -> Document:
+    """The metadata by which a patch changes this state of an object only.
+
+    It also makes the API server forget which client has set which field (``managedFields``), in the way that Kubernetes
+    documents. Nothing reads that of Weft's objects. It is half of a pod's size, and without it each later change of the
+    pod, also of its status by the kubelet, costs the API server less.
+    """
+    state = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
+    return {**state, "managedFields": [{}]}
 
 
 def node_affinity(learner: LearnerPlan, options: KubernetesOptions, *, node: str) -> Document:
