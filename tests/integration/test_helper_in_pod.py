@@ -132,11 +132,17 @@ async def test_learner_stopped_while_it_waits_for_its_gang_never_runs(intake: In
 
 async def test_results_are_complete_although_the_helper_is_killed_while_it_stores(intake: Intake, pod: Pod) -> None:
     pod.plan("for n in 1 2 3 4; do head -c 3000000 /dev/urandom > $RESULT_DIR/$n; done")
-    puts: list[str] = []
-    intake.on_put = puts.append
+    results: list[str] = []
+
+    def kill_at_the_fifth(key: str) -> None:
+        if "/results/" in key:
+            results.append(key)
+            if len(results) == 5:
+                pod.kill_helper()
+
+    intake.on_put = kill_at_the_fifth
     pod.start()
-    await until(lambda: sum("/results/" in key for key in puts) > 4)
-    pod.kill_helper()
+    await until(lambda: pod.helper is not None and pod.helper.returncode is not None)
     pod.start_helper()
     assert await pod.until_entry_ended() == 0, pod.log
     assert await pod.end_helper() == 0
@@ -175,8 +181,10 @@ async def test_results_on_a_claim_are_complete_although_the_helper_is_killed_whi
     pod.start()
     await until((on_claim(pod) / "1").exists)
     pod.kill_helper()
+    sent = intake.sent
     pod.start_helper()
     assert await pod.until_entry_ended() == 0, pod.log
+    await until(lambda: intake.sent > sent)  # where all was stored before, the entry ends while the helper still starts
     assert await pod.end_helper() == 0
     for name in "1234":
         assert (on_claim(pod) / name).read_bytes() == (pod.root / "job/results" / name).read_bytes()

@@ -31,6 +31,8 @@ from tests.testbed.mongo import mongo_build
 _AT_ONCE: Final = 2
 """One build alone leaves a processor idle while it downloads and links."""
 _saying: Final = threading.Lock()
+ending: Final = threading.Event()
+"""Set by Ctrl-C and SIGTERM."""
 
 
 def _say(what: str) -> None:
@@ -50,7 +52,8 @@ def _image_parts() -> None:
 
 
 def _end_builds(_number: int, _frame: object) -> None:
-    """Ends the programs of the builds, to which a terminal would have sent Ctrl-C as well."""
+    """Ends the programs of the builds. A terminal has sent Ctrl-C to those that ran, not to one begun since."""
+    ending.set()
     signal.signal(signal.SIGTERM, lambda *_: None)  # `timeout` and make send more than one
     for children in Path("/proc/self/task").glob("*/children"):
         for pid in children.read_text().split():
@@ -59,11 +62,17 @@ def _end_builds(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _unless_ending(build: Callable[[], object]) -> object:
+    """A build that fails as its program was ended frees its thread before the main one can cancel what waits."""
+    return None if ending.is_set() else build()
+
+
 def run_all(builds: Mapping[str, Callable[[], object]]) -> Mapping[str, Future[object]]:
     """Runs them, some at the same time. After Ctrl-C and SIGTERM none is begun any more."""
-    signal.signal(signal.SIGTERM, _end_builds)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_builds)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        running = {name: threads.submit(build) for name, build in builds.items()}
+        running = {name: threads.submit(_unless_ending, build) for name, build in builds.items()}
         try:
             wait(running.values())
         except KeyboardInterrupt:

@@ -91,21 +91,21 @@ def test_policy_of_a_killed_installation_was_taken_for_the_machines(tmp_path: Pa
 
 
 INTERRUPTED = """
-import os, signal, sys, time
+import os, sys, time
 from pathlib import Path
 from tests.testbed.built import run
-from tests.testbed.prepare import run_all
+from tests.testbed.prepare import ending, run_all
+
+def children():
+    return [pid for of in Path("/proc/self/task").glob("*/children") for pid in of.read_text().split()]
 
 def interrupted():
-    while not any(children.read_text() for children in Path("/proc/self/task").glob("*/children")):
+    while b"sleep" not in [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[0] for pid in children()]:
         time.sleep(0.01)
     os.kill(os.getpid(), int(sys.argv[2]))
-    time.sleep(1)
+    ending.wait(60)
 
-def build():
-    run("sleep", "1" if int(sys.argv[2]) == signal.SIGINT else "600")
-
-run_all({"one": build, "two": interrupted, "three": Path(sys.argv[1]).touch})
+run_all({"one": lambda: run("sleep", "600"), "two": interrupted, "three": Path(sys.argv[1]).touch})
 """
 
 
