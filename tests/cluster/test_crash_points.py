@@ -249,8 +249,8 @@ async def test_start_does_not_read_what_it_has_created(scene: Scene) -> None:
     assert [request for request in sent[created:activated] if request[0] == "GET"] == []
 
 
-async def test_api_server_keeps_no_managers_of_the_fields_of_a_pod_that_was_started(scene: Scene) -> None:
-    """They were half of a pod, and each change of its status by a kubelet cost the API server three times as much."""
+async def test_activated_pods_have_no_managed_fields(scene: Scene) -> None:
+    """They were half of each pod, and the API server computed them anew at each change of its status."""
     gang, guardian = gang_of("4 learners"), scene.guardian(CutApi(scene.machines.kubeconfig, _NEVER))
     await start(guardian, gang)
     present = await scene.pods(gang)

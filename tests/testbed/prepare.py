@@ -63,14 +63,15 @@ def _end_builds(_number: int, _frame: object) -> None:
 
 
 def _unless_ending(build: Callable[[], object]) -> object:
-    """A build that fails as its program was ended frees its thread before the main one can cancel what waits."""
+    """Runs the build. None after a signal: the thread of an ended build is free before the rest is cancelled."""
     return None if ending.is_set() else build()
 
 
 def run_all(builds: Mapping[str, Callable[[], object]]) -> Mapping[str, Future[object]]:
     """Runs them, some at the same time. After Ctrl-C and SIGTERM none is begun any more."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end_builds)
+    signal.signal(signal.SIGTERM, _end_builds)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, _end_builds)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         running = {name: threads.submit(_unless_ending, build) for name, build in builds.items()}
         try:

@@ -62,9 +62,9 @@ _TLS_END_S: Final = 0.25
 this pause."""
 _CONNECT_S: Final = 5.0
 _REQUESTS: Final = 24
-"""At the same time, without watches: enough for any API server. More wait here, where the urgent ones go first, and
-before their time limit begins: a gang of a thousand pods is one burst, and the library counts the wait for a connection
-as a server that does not answer."""
+"""At the same time, without watches. More wait here, where the urgent ones go first, and before their time limit
+begins: a gang of a thousand pods is one burst, and the library counts the wait for a connection as a server that does
+not answer."""
 _CONNECTIONS: Final = 128
 """Watches included."""
 _PAGE: Final = 500

@@ -110,20 +110,19 @@ def activation(present: Document, learner: LearnerPlan, options: KubernetesOptio
     spec: Document = {"schedulingGates": others or None}
     if gang is GangMethod.GATES and (affinity := node_affinity(learner, options, node=learner.node)):
         spec["affinity"] = {"nodeAffinity": affinity}
-    return {"metadata": _as_it_is(present), "spec": spec}
+    return {"metadata": _metadata_of_patch(present), "spec": spec}
 
 
 def annotated(present: Document, **annotations: str) -> Document:
     """The merge patch that sets annotations of this object as it is now. An older patch fails afterwards."""
-    return {"metadata": {**_as_it_is(present), "annotations": annotations}}
+    return {"metadata": {**_metadata_of_patch(present), "annotations": annotations}}
 
 
-def _as_it_is(present: Document) -> Document:
-    """The metadata by which a patch changes this state of an object only.
+def _metadata_of_patch(present: Document) -> Document:
+    """The metadata of a patch that applies to this state of the object only, and clears its ``managedFields``.
 
-    It also makes the API server forget which client has set which field (``managedFields``), in the way that Kubernetes
-    documents. Nothing reads that of Weft's objects. It is half of a pod's size, and without it each later change of the
-    pod, also of its status by the kubelet, costs the API server less.
+    Weft reads no managedFields. They are half of a pod's size, and the API server computes them anew at each change of
+    a pod that has them, also of its status. An entry that is empty clears them (Kubernetes, "Server-Side Apply").
     """
     state = {name: present["metadata"][name] for name in ("uid", "resourceVersion")}
     return {**state, "managedFields": [{}]}
