@@ -15,6 +15,7 @@ from typing import Final
 from inotify_simple import INotify, flags
 
 _NEW_NAMES: Final = flags.CREATE | flags.MOVED_TO
+_NEW_CONTENT: Final = _NEW_NAMES | flags.CLOSE_WRITE
 _WATCHES_AT_MOST: Final = 64
 """A learner that replaces its files for ever must not use up the machine's."""
 
@@ -33,6 +34,10 @@ class Changes:
     def folder(self, fd: int) -> bool:
         """From now on, new names in the open folder wake. False as for a file."""
         return self._add(fd, _NEW_NAMES)
+
+    def content(self, fd: int) -> bool:
+        """From now on, new names in the open folder and files there that were written wake. False as for a file."""
+        return self._add(fd, _NEW_CONTENT)
 
     def arm(self, wake: Callable[[], None]) -> None:
         """Calls ``wake`` at every change, until disarmed."""

@@ -66,6 +66,29 @@ async def test_new_file_in_a_watched_folder_wakes_the_waiter(changes: Changes, t
     changes.disarm()
 
 
+@pytest.mark.parametrize("saved", ["new", "renamed", "overwritten"])
+async def test_file_that_is_saved_in_a_watched_folder_wakes_the_waiter(
+    changes: Changes, tmp_path: Path, saved: str
+) -> None:
+    place = tmp_path / "checkpoints"
+    place.mkdir()
+    (place / "overwritten").write_text("step 1")
+    (tmp_path / "whole").write_text("step 2")
+    folder = os.open(place, os.O_RDONLY)
+    try:
+        assert changes.content(folder)
+    finally:
+        os.close(folder)
+    wakeup = Wakeup()
+    changes.arm(wakeup.set)
+    if saved == "renamed":
+        (tmp_path / "whole").rename(place / saved)
+    else:
+        (place / saved).write_text("step 2")
+    assert await wakeup.wait(LONG_S)
+    changes.disarm()
+
+
 def test_a_learner_that_replaces_its_files_for_ever_does_not_use_up_the_machines_watches(
     changes: Changes, tmp_path: Path
 ) -> None:

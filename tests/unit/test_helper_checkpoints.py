@@ -61,6 +61,26 @@ def test_checkpoint_is_due_once_it_was_quiet_for_the_period() -> None:
     assert folder.observe(60) is None, "nothing is new"
 
 
+def test_folder_counts_as_still_since_a_file_of_it_was_last_made_changed_or_removed() -> None:
+    folder = Folder()
+    still: list[float] = []
+
+    def observe_twice() -> None:
+        for after_s in (0, 20):
+            folder.observe(after_s)
+            still.append(round(folder.detector.still_s(folder.now_ms / 1000)))
+
+    observe_twice()
+    for _ in range(2):
+        folder.write("step-1")
+        observe_twice()
+    folder.remove("step-1")
+    observe_twice()
+    folder.files["."] = SkippedFile(".", "Permission denied", has_data=True)
+    observe_twice()
+    assert still == [*[0, 20] * 4, 20, 40]
+
+
 def test_checkpoint_written_as_soon_as_the_training_runs_is_stored() -> None:
     folder = Folder()
     folder.write("step-1", age_ms=60_004)  # the kernel stamps with the time of its last tick

@@ -80,11 +80,17 @@ class Detector:
         """Entry -> (its state, since when it has had it, in monotonic seconds)."""
         self._stored: Mapping[str, FileState] = {}
         """Name -> state of the files of the last snapshot."""
+        self._changed_s: float | None = None
+        """When a listing last differed from the one before it, or the first was made, in monotonic seconds."""
 
     @property
     def has_stored(self) -> bool:
         """Whether a snapshot was stored since this was made."""
         return bool(self._stored)
+
+    def still_s(self, now_s: float) -> float:
+        """For how long no listing has differed from the one before it, in seconds."""
+        return 0.0 if self._changed_s is None else now_s - self._changed_s
 
     def record_stored(self, plan: Plan) -> None:
         """The plan's snapshot is stored."""
@@ -92,6 +98,8 @@ class Detector:
 
     def observe(self, listing: Iterable[LearnerFile | SkippedFile], *, now_s: float, listed_ms: int) -> Plan | None:
         """Returns the snapshot that is due. ``now_s``: monotonic; ``listed_ms``: when the listing began, Unix ms."""
+        if self._changed_s is None:
+            self._changed_s = now_s
         entries = _entries(listing)
         if entries is None:
             return None
@@ -99,7 +107,10 @@ class Detector:
             state = (entry.whole, tuple((file.name, state_of(file)) for file in entry.files))
             if name not in self._states or self._states[name][0] != state:
                 self._states[name] = (state, now_s)
-        self._states = {name: state for name, state in self._states.items() if name in entries}
+                self._changed_s = now_s
+        if gone := self._states.keys() - entries.keys():
+            self._states = {name: state for name, state in self._states.items() if name not in gone}
+            self._changed_s = now_s
         if MARKER in entries:
             return self._by_marker(entries, listed_ms)
         return self._by_quiet(entries, now_s, listed_ms)

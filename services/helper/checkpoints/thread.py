@@ -23,9 +23,10 @@ from services.core.domain.errors import StaleFence, WeftError
 from services.core.domain.plan import Folder
 from services.core.runtime.learner_folder import RUN, Assignment, LearnerFolder, job_folder
 from services.core.runtime.timers import aligned_pause
+from services.helper.changes import Changes
 from services.helper.checkpoints.detection import Detector, Plan
 from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
-from services.helper.learner_files import LearnerFile, SkippedFile, list_files
+from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_folder
 from services.helper.log import log_event
 from services.helper.objects import UrlSigner, open_objects
 from services.helper.settings import load_settings
@@ -35,6 +36,10 @@ from services.helper.wakeup import PHASE_S, Wakeup
 
 _NICE: Final = 10
 _POLL_S: Final = 1.0
+_STILL_SHARE: Final = 10
+"""A tree that has not changed for a time is listed again after one part in so many of it ..."""
+_STILL_MOST_S: Final = 10.0
+"""... and at most so late; sooner where the kernel tells of a change in its top folder."""
 _POLL_SHARE: Final = 100
 """Listing takes at most one part in so many of the time: the pause after it grows with a tree."""
 _POLL_MOST_S: Final = 60.0
@@ -140,6 +145,8 @@ class _Background:
         self._thread = 0
         self._waits_for = ""
         self._left_out: frozenset[str] = frozenset()
+        self._changes = Changes()
+        self._changed = Wakeup()
 
     def stop(self) -> None:
         """From another thread."""
@@ -195,6 +202,7 @@ class _Background:
             detector = Detector(started_ms=started_ms, quiet_s=self._settings.checkpoint_quiet_s)
             await self._poll(store, detector, is_gang=learners > 1)
         finally:
+            self._changes.close()
             await objects.close(resumed=True)
 
     async def _poll(self, store: SnapshotStore, detector: Detector, *, is_gang: bool) -> None:
@@ -204,8 +212,8 @@ class _Background:
             listing = list(list_files(self._folder.root, job_folder(Folder.CHECKPOINT), self._assignment.learner_uid))
             self._log_left_out(listing)
             now_s = time.monotonic()
-            pause_s = min(_POLL_MOST_S, max(_POLL_S, (now_s - began_s) * _POLL_SHARE))
             plan = detector.observe(listing, now_s=now_s, listed_ms=listed_ms)
+            cost_s, still_s = now_s - began_s, detector.still_s(now_s)
             if plan is not None and now_s >= schedule.next_s:
                 if await self._store(store, plan, schedule):
                     detector.record_stored(plan)
@@ -213,8 +221,30 @@ class _Background:
                 until = detector.unchanged_until(listing, listed_ms=listed_ms)
                 if until is not None:
                     await self._extend(store, until, schedule)
-            pause_s = min(pause_s, self._settings.checkpoint_quiet_s or pause_s)
-            await asyncio.sleep(aligned_pause(pause_s, phase_s=PHASE_S))
+            least_s = min(_POLL_MOST_S, max(min(_POLL_S, self._settings.checkpoint_quiet_s), cost_s * _POLL_SHARE))
+            await self._pause(least_s, max(least_s, min(_STILL_MOST_S, still_s / _STILL_SHARE)))
+
+    async def _pause(self, least_s: float, most_s: float) -> None:
+        """Returns after ``most_s``, or ``least_s`` after the kernel has told of a change."""
+        if most_s > least_s and self._watch():
+            self._changes.arm(self._changed.set)
+            try:
+                if not await self._changed.wait(most_s):
+                    return
+            finally:
+                self._changes.disarm()
+            self._changed.clear()
+        await asyncio.sleep(aligned_pause(least_s, phase_s=PHASE_S))
+
+    def _watch(self) -> bool:
+        try:
+            folder = open_folder(self._folder.root, job_folder(Folder.CHECKPOINT))
+        except OSError:  # the learner can remove it
+            return False
+        try:
+            return self._changes.content(folder)
+        finally:
+            os.close(folder)
 
     async def _store(self, store: SnapshotStore, plan: Plan, schedule: _Schedule) -> bool:
         """Returns whether the snapshot counts now."""
