@@ -11,10 +11,12 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from services.core.adapters.kubernetes import names, objects, pods, tenants
+from services.core.adapters.kubernetes import entry_scripts, names, objects, pods, tenants
 from services.core.adapters.kubernetes.api import Api, Document, collection, path_of
+from services.core.adapters.kubernetes.entry_scripts import EntryScripts
 from services.core.adapters.kubernetes.options import GangMethod
-from services.core.domain.errors import AdmissionDenied, Duplicate, Unavailable, WeftError
+from services.core.domain.errors import AdmissionDenied, Duplicate, InvalidRequest, Unavailable, WeftError
+from services.core.runtime import pod_layout
 from tests.testbed.kubernetes.accounts import install, kubeconfig
 from tests.testbed.kubernetes.cluster import Cluster
 from tests.testbed.kubernetes.forbidden import Request, never, of_any, only_for_guardian, only_for_lcm
@@ -214,6 +216,17 @@ async def test_pod_of_the_version_before_is_admitted_and_starts_while_an_upgrade
     finally:
         await walls.guardian.delete(path_of(pod), grace_s=0)
         await walls.guardian.delete(collection("ConfigMap", SPACE, owner["metadata"]["name"]))
+
+
+async def test_processes_of_a_version_share_one_entry_script_of_a_tenant_that_nobody_can_change(walls: Walls) -> None:
+    path = collection("ConfigMap", SPACE, entry_scripts.name_of(OPTIONS))
+    for _ in range(2):
+        await EntryScripts(walls.guardian, OPTIONS).ensure(TENANT)
+    assert (await walls.guardian.get(path))["data"] == {pod_layout.ENTRY_FILE: OPTIONS.entry_script}
+    with pytest.raises(InvalidRequest, match="immutable"):
+        await walls.guardian.patch(path, {"data": {pod_layout.ENTRY_FILE: "exec /weft/job/evil"}})
+    with pytest.raises(Unavailable, match="namespace is not there yet"):
+        await EntryScripts(walls.admin, OPTIONS).ensure("tenant-without-namespace")
 
 
 async def test_admitted_pod_cannot_be_changed_into_a_hostile_one(walls: Walls) -> None:

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.core.adapters.kubernetes import manifests, names, objects, pod_rules, pods, reasons, tenants
+from services.core.adapters.kubernetes import (
+    entry_scripts,
+    manifests,
+    names,
+    objects,
+    pod_rules,
+    pods,
+    reasons,
+    tenants,
+)
 from services.core.adapters.kubernetes.observed import Context, is_gated, observe
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image
@@ -80,7 +89,8 @@ def plan(tenant: str = "acme", learners: int = 3, gpus: float = 1, **fields: Any
 
 def all_documents(attempt: AttemptPlan, options: KubernetesOptions = OPTIONS) -> list[dict[str, Any]]:
     """The owner first."""
-    rest = [*objects.owned(attempt, options, UID), objects.pod_group(attempt, options, UID)]
+    of_gang = [objects.service(attempt, options, UID), objects.pod_group(attempt, options, UID)]
+    rest = [*objects.owned(attempt, options, UID), *of_gang]
     learners = [pods.pod(attempt, learner, options, UID, gang=GangMethod.NATIVE) for learner in attempt.learners]
     return [objects.owner(attempt, options), *rest, *learners]
 
@@ -260,7 +270,7 @@ def test_file_of_a_learner_is_bounded_by_its_volumes_and_its_memory() -> None:
 def test_learners_reach_each_other_by_stable_names_at_one_port() -> None:
     attempt = plan()
     environment = pods.environment(attempt, attempt.learners[2], OPTIONS)
-    service = objects.service(attempt, OPTIONS)["metadata"]["name"]
+    service = objects.service(attempt, OPTIONS, UID)["metadata"]["name"]
     assert environment["MASTER_ADDR"] == f"worker-0.{service}"
     assert (environment["MASTER_PORT"], environment["RANK"]) == ("29500", "2")
     assert (environment["RESULT_DIR"], environment["JOB_STATE_DIR"]) == ("/weft/job/results", "/weft/job")
@@ -272,10 +282,24 @@ def test_learners_reach_each_other_by_stable_names_at_one_port() -> None:
 def test_owner_holds_the_plan_that_the_helper_reads() -> None:
     attempt = plan()
     files = objects.owner(attempt, OPTIONS)["data"]
-    assert {*files} == {"plan.json", "addresses.json", "entry.sh", "authority.pem"}
+    assert {*files} == {"plan.json", "addresses.json", "authority.pem"}
     stored = stored_plan.read(json.loads(files["plan.json"]), "worker-1")
     assert stored.learner == replace(attempt.learners[1], token="", node="")
     assert json.loads(files["addresses.json"]) == {"metrics": "tls:10.0.0.1:7001"}
+
+
+def test_pods_of_all_attempts_of_a_tenant_start_with_one_script_that_never_changes() -> None:
+    script = entry_scripts.config_map("t", OPTIONS)
+    for attempt in (plan(), replace(plan(), job="j01m81m6wwmrnwpzxnhp320", attempt=7)):
+        pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)
+        (volume,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "entry")
+        assert volume["configMap"]["name"] == script["metadata"]["name"]
+        assert volume["configMap"]["items"] == [{"key": "entry.sh", "path": "entry.sh"}]
+        assert pod["spec"]["containers"][0]["command"] == ["/bin/sh", "/weft/entry/entry.sh"]
+    assert (script["data"], script["immutable"]) == ({"entry.sh": OPTIONS.entry_script}, True)
+    assert names.is_of_tenant(script, "weft-")
+    later = replace(OPTIONS, entry_script=OPTIONS.entry_script + "# of the next version")
+    assert entry_scripts.name_of(later) != entry_scripts.name_of(OPTIONS)
 
 
 def test_helpers_in_pods_have_the_operators_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,13 +63,15 @@ class CutApi(Api):
         if number == self._at and self._when is Cut.BEFORE:
             self.dead = True
             raise Died
-        answer = await self._counted(method, path, **options)
-        if number == self._at:
-            self.dead = True
-            if self._when is Cut.UNANSWERED:
-                raise Died
-            return answer
-        self.check_alive()  # it died while this request was on its way
+        try:
+            answer = await self._counted(method, path, **options)
+        finally:  # an error is an answer, too
+            if number == self._at:
+                self.dead = True
+                if self._when is Cut.UNANSWERED:
+                    raise Died
+        if number != self._at:
+            self.check_alive()  # it died while this request was on its way
         return answer
 
     async def _counted(self, method: str, path: str, **options: Any) -> Document:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from services.core.adapters.kubernetes import objects, pods
+from services.core.adapters.kubernetes import entry_scripts, names, objects, pods
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.plan import AttemptPlan, Input, Output
 from services.core.runtime import pod_layout
@@ -104,9 +104,13 @@ def friendly_pod(owner_uid: str = _UID) -> Pod:
 
 
 def older_pod(owner_uid: str = _UID, job: str = _JOB) -> Pod:
-    """As the version before renders it: the learner has the whole volume in which its helper fetches."""
+    """As earlier versions render it: the learner has the whole volume in which its helper fetches, and the entry script
+    is of the attempt's own ConfigMap."""
     attempt = plan(job)
     document = pods.pod(attempt, attempt.learners[0], OPTIONS, owner_uid, gang=GangMethod.GATES)
+    for volume in document["spec"]["volumes"]:
+        if volume["name"] == "entry":
+            volume["configMap"]["name"] = names.attempt_name(job, attempt.attempt)
     for container in (*document["spec"]["initContainers"], *document["spec"]["containers"]):
         mounts = [mount for mount in container["volumeMounts"] if mount["mountPath"] != pod_layout.JOB_VOLUME]
         container["volumeMounts"] = [
@@ -131,7 +135,7 @@ def leaving_pods() -> list[Hostile]:
 
 def friendly_service() -> Pod:
     """The gang's headless Service."""
-    return objects.service(plan(), OPTIONS)
+    return objects.service(plan(), OPTIONS, _UID)
 
 
 def _set(document: Any, path: str, value: object) -> None:
@@ -410,7 +414,13 @@ _POD: Final[Mapping[str, tuple[object, ...]]] = {
         {"name": "evil", "emptyDir": {"medium": "Memory", "sizeLimit": "1Ti"}},
         {"name": "evil", "emptyDir": {"medium": "HugePages", "sizeLimit": "1Gi"}},
     ),
-    "spec.volumes.0.configMap.name": ("weft-other-1",),
+    "spec.volumes.0.configMap.name": ("weft-other-1", entry_scripts.name_of(OPTIONS)),
+    "spec.volumes.1.configMap.name": (
+        "weft-other-1",
+        "kube-root-ca.crt",
+        "weft-entry-evil",
+        "my-weft-entry-000000000000",
+    ),
     "spec.volumes.2.secret.secretName": ("weft-other-1", f"{_OWNER}-pull"),
     "spec.volumes.2.secret.items": (
         [{"key": "worker-1", "path": "token"}],

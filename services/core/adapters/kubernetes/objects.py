@@ -16,7 +16,7 @@ from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.registry_credentials import CONFIG_KEY
 from services.core.formats import stored_plan
-from services.core.runtime.pod_layout import ADDRESSES_FILE, AUTHORITY_FILE, ENTRY_FILE, PLAN_FILE
+from services.core.runtime.pod_layout import ADDRESSES_FILE, AUTHORITY_FILE, PLAN_FILE
 
 Document = dict[str, Any]
 _DNS_PORT: Final = 53
@@ -27,7 +27,6 @@ def owner(plan: AttemptPlan, options: KubernetesOptions) -> Document:
     files = {
         PLAN_FILE: stored_plan.write(plan),
         ADDRESSES_FILE: json.dumps(dict(options.addresses)),
-        ENTRY_FILE: options.entry_script,
     } | ({AUTHORITY_FILE: options.authority} if options.authority else {})
     document = _document("ConfigMap", plan, options)
     document["metadata"]["annotations"] = {names.TERM: str(plan.term), **pulled_with(plan)}
@@ -35,11 +34,10 @@ def owner(plan: AttemptPlan, options: KubernetesOptions) -> Document:
 
 
 def owned(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> list[Document]:
-    """All that the pods need, in the order of its creation."""
-    documents = [secret(plan, options), network_policy(plan, options)]
-    if len(plan.learners) > 1:
-        documents.append(service(plan, options))
-    return [with_owner(document, plan, owner_uid) for document in documents]
+    """What is there before the pods, in the order of its creation."""
+    return [
+        with_owner(document, plan, owner_uid) for document in (secret(plan, options), network_policy(plan, options))
+    ]
 
 
 def with_owner(document: Document, plan: AttemptPlan, owner_uid: str) -> Document:
@@ -104,12 +102,13 @@ def _is_part(part: str, whole: str) -> bool:
     return inner != outer and inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
 
 
-def service(plan: AttemptPlan, options: KubernetesOptions) -> Document:
+def service(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> Document:
     """The headless Service by which each learner has a name, also before it is ready."""
-    return {
+    document = {
         **_document("Service", plan, options),
         "spec": {"clusterIP": "None", "selector": names.gang_selector(plan), "publishNotReadyAddresses": True},
     }
+    return with_owner(document, plan, owner_uid)
 
 
 def pod_group(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> Document:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes import entry_scripts, names
 from services.core.adapters.kubernetes.nodes import parse_quantity
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.codec import MALFORMED
@@ -205,18 +205,28 @@ def _volumes(volumes: Sequence[Any], owner: str, learner: str, options: Kubernet
             kept = is_read or (name == layout.RESULTS_VOLUME and {*source} == {"claimName"})
         elif kind == "emptyDir":
             kept = _is_bounded_folder(name, source, options)
+        elif kind == "configMap":
+            kept = _is_config_map(name, source, owner, options)
         else:
-            kept = _is_of_the_attempt(name, kind, source, owner, learner)
+            kept = kind == "secret" and _is_token(name, source, owner, learner)
         if len(volume) != 2 or not kept:
             yield f"spec.volumes[{name}]"
 
 
-def _is_of_the_attempt(name: str, kind: str, source: Mapping[str, Any], owner: str, learner: str) -> bool:
-    keys = {item.get("key") for item in source.get("items") or ()}
-    if kind == "configMap":
-        files = {"plan": {layout.PLAN_FILE, layout.ADDRESSES_FILE, layout.AUTHORITY_FILE}, "entry": {layout.ENTRY_FILE}}
-        return source.get("name") == owner and bool(keys) and keys <= files.get(name, set())
-    return kind == "secret" and name == "token" and source.get("secretName") == owner and keys == {learner}
+def _is_config_map(name: str, source: Mapping[str, Any], owner: str, options: KubernetesOptions) -> bool:
+    plan_files = {layout.PLAN_FILE, layout.ADDRESSES_FILE, layout.AUTHORITY_FILE}
+    wanted = {"plan": (owner, plan_files), "entry": (entry_scripts.name_of(options), {layout.ENTRY_FILE})}
+    config_map, files = wanted.get(name, ("", set()))
+    keys = _keys(source)
+    return source.get("name") == config_map and bool(keys) and keys <= files
+
+
+def _is_token(name: str, source: Mapping[str, Any], owner: str, learner: str) -> bool:
+    return name == "token" and source.get("secretName") == owner and _keys(source) == {learner}
+
+
+def _keys(source: Mapping[str, Any]) -> set[object]:
+    return {item.get("key") for item in source.get("items") or ()}
 
 
 def _is_bounded_folder(name: str, source: Mapping[str, Any], options: KubernetesOptions) -> bool:

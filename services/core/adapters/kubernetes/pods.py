@@ -14,7 +14,7 @@ import json
 import math
 from typing import Any, Final
 
-from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes import entry_scripts, names
 from services.core.adapters.kubernetes.objects import pulled_with, with_owner
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.adapters.kubernetes.pod_rules import is_allowed_image, pull_secrets
@@ -280,7 +280,10 @@ def _volumes(plan: AttemptPlan, learner: LearnerPlan, options: KubernetesOptions
         {"name": "plan", "configMap": {"name": name, "items": [{"key": file, "path": file} for file in files]}},
         {
             "name": "entry",
-            "configMap": {"name": name, "items": [{"key": layout.ENTRY_FILE, "path": layout.ENTRY_FILE}]},
+            "configMap": {
+                "name": entry_scripts.name_of(options),
+                "items": [{"key": layout.ENTRY_FILE, "path": layout.ENTRY_FILE}],
+            },
         },
         {"name": "token", "secret": token},
         {"name": "private", "emptyDir": {"sizeLimit": str(options.scratch)}},

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from services.core.adapters.kubernetes import names, objects, pods, reasons, tenants
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
+from services.core.adapters.kubernetes.entry_scripts import EntryScripts
 from services.core.adapters.kubernetes.observed import container_state
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.codec import MALFORMED
@@ -114,6 +115,7 @@ def _plan(tenant: str) -> AttemptPlan:
 
 async def _create(api: Api, options: KubernetesOptions, tenant: str, urls: Sequence[str]) -> None:
     plan = _plan(tenant)
+    await EntryScripts(api, options).ensure(tenant)
     owner = objects.owner(plan, options)
     uid = (await _created(api, owner))["metadata"]["uid"]
     for document in objects.owned(plan, options, uid):

@@ -18,6 +18,7 @@ from typing import Final
 
 from services.core.adapters.kubernetes import names, objects, pod_rules, pods
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
+from services.core.adapters.kubernetes.entry_scripts import EntryScripts
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observed import StopMark, is_gated, later_runs
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
@@ -70,6 +71,7 @@ class Provision:
         """``gang``: how this cluster places gangs. ``credentials``: None in a service that provisions nothing."""
         self._api, self._options, self._fences, self._gang = api, options, fences, gang
         self._credentials = credentials
+        self._entry_scripts = EntryScripts(api, options)
         self._created: dict[str, _Created] = {}
         """By job, from one step to the next."""
         self._turns = count(1)
@@ -102,10 +104,11 @@ class Provision:
         raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} keep changing; try again")
 
     async def _reserve(self, plan: AttemptPlan, _: _Created | None) -> _Created | None:
-        """The owner and everything but the pods. Raises before the first effect if the pods cannot be rendered."""
+        """The owner, tokens and network policy. Raises before the first effect if the pods cannot be rendered."""
         gang = await self._gang()
         for learner in plan.learners:
             pod_rules.check(pods.pod(plan, learner, self._options, "", gang=gang), self._options)
+        await self._entry_scripts.ensure(plan.tenant)
         owner, is_new = await self._claim_owner(plan)
         uid = owner["metadata"]["uid"]
         if plan.image_pull_secret:
@@ -183,7 +186,7 @@ class Provision:
             raise Unavailable(f"the pods of the earlier runs of {', '.join(sorted(earlier)[:5])} are being removed")
 
     async def _activate(self, plan: AttemptPlan, created: _Created | None) -> None:
-        """Lifts the gates of all pods. A pod that was stopped keeps its gate.
+        """Lifts the gates of all pods, whose names are there before. A pod that was stopped keeps its gate.
 
         The native gang object comes last. With it there, the scheduler tries the whole gang again for each pod whose
         gate is lifted, fails until the last one, and writes a condition and an event of each pod each time.
@@ -198,8 +201,12 @@ class Provision:
         if gone and not activated:
             raise ResourceExhausted(f"the pods of {', '.join(gone[:5])} vanished before all of the gang were there")
         gated = {name: pod for name, pod in present.items() if is_gated(pod) and StopMark.of(pod) is None}
+        first: list[Awaitable[object]] = []
         if not activated:
-            await self._api.patch(path_of(owner), pods.annotated(owner, **{names.ACTIVATED: "true"}))
+            first.append(self._api.patch(path_of(owner), pods.annotated(owner, **{names.ACTIVATED: "true"})))
+        if len(plan.learners) > 1:
+            first.append(self._create(objects.service(plan, self._options, owner["metadata"]["uid"])))
+        await gather(first)
         await gather(
             [
                 self._api.patch(
