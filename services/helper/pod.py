@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 QUICK_S: Final = 0.01
 POLL_S: Final = 0.1
 """How often files are read: at first, and while the learner runs."""
-WATCHED_S: Final = 1.0
+WATCHED_S: Final = 5.0
 """The same while the kernel wakes us for new names in the run's folder: the record of the end is one."""
 KUBELET_S: Final = 5.0
 """The kubelet ends the container of a pod that it evicts at once within two seconds."""

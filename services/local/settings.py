@@ -54,7 +54,7 @@ class LocalSettings(Settings):
         default=2,
         ge=0,
         description="A service that hangs (stopped, or deadlocked) for this many seconds is killed and restarted;"
-        " 0: never. Else at least 1: an idle service wakes up twice a second.",
+        " 0: never. Else at least 2: an idle service wakes up once a second.",
     )
     log_bytes: int = Field(
         default=64 * 2**20,
@@ -69,6 +69,6 @@ class LocalSettings(Settings):
     @field_validator("silence_s")
     @classmethod
     def _longer_than_idle(cls, value: float) -> float:
-        if 0 < value < 1:
-            raise ValueError("must be 0, or at least 1: an idle service wakes up twice a second")
+        if 0 < value < 2:
+            raise ValueError("must be 0, or at least 2: an idle service wakes up once a second")
         return value

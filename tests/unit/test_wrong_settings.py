@@ -45,7 +45,7 @@ def test_a_value_that_may_be_a_password_is_not_shown() -> None:
 
 def test_a_silence_in_which_an_idle_service_would_count_as_hung_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SILENCE_S", "0.5")
-    with pytest.raises(InvalidRequest, match=r"WEFT_SILENCE_S=0\.5: .*at least 1"):
+    with pytest.raises(InvalidRequest, match=r"WEFT_SILENCE_S=0\.5: .*at least 2"):
         LocalSettings()
 
 

@@ -19,7 +19,7 @@ from services.core.runtime.sockets import SocketPlace, set_connection_options
 from services.core.runtime.timers import aligned
 
 _BACKLOG: Final = 2048
-_TICK_S: Final = 0.5
+_TICK_S: Final = 1.0
 """How often an idle server wakes up, for the date in its answers. A supervisor notices by it that the process lives."""
 
 

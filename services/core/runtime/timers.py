@@ -3,7 +3,7 @@
 While a training uses all processors, they have forgotten a service's code and data whenever it wakes up. So a wake-up
 costs more than most of what a periodic task does in it. Periodic tasks therefore wait until the same moments: the
 multiples of ``GRID_S`` on the clock of the event loop. The first pause is shorter by up to ``GRID_S``; the others are
-exact.
+exact if they are whole seconds, else shorter, too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import asyncio
 import math
 from typing import Final
 
-GRID_S: Final = 0.5
-_ALIGNED_S: Final = 2 * GRID_S
+GRID_S: Final = 1.0
 """Shorter pauses are left as they are: they are back-offs, or somebody waits."""
 _EARLY_S: Final = 0.01
 """An event loop may wake up so much before a timer: the next pause must not end at this moment once more."""
@@ -29,7 +28,7 @@ def aligned(deadline_s: float, *, phase_s: float = 0.0) -> float:
 
 def aligned_pause(seconds: float, *, phase_s: float = 0.0) -> float:
     """Returns the seconds from now to a moment that is not later; ``seconds`` itself if it is less than one second."""
-    if seconds < _ALIGNED_S:
+    if seconds < GRID_S:
         return seconds
     now_s = asyncio.get_running_loop().time()
     return aligned(now_s + seconds, phase_s=phase_s) - now_s

@@ -283,10 +283,13 @@ class Shipper:
         deadline = time.monotonic() + aligned_pause(seconds, phase_s=PHASE_S)
         timed = [source for source in self.sources if isinstance(source, TailedSource) and source.name != REPORTS]
         is_watched = seconds > QUIET_S and self._watch_only(timed)
-        unsent = 0
+        unsent, grew_at, follows_closely = 0, 0.0, False
         while not self._wake.is_set and (left := deadline - time.monotonic()) > 0:
             before, unsent = unsent, sum(source.unsent for source in timed)
-            if is_watched and unsent == before:
+            if unsent != before:
+                now = time.monotonic()
+                follows_closely, grew_at = now - grew_at < 2 * IDLE_S, now
+            if is_watched and (unsent == before or not follows_closely):
                 await self._wait_for_change(min(left, WATCHED_S))
             else:  # the lines that follow one closely are noticed together, however many
                 await self._wake.wait(min(left, IDLE_S if unsent else QUIET_S))
