@@ -9,15 +9,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from inotify_simple import INotify, flags
+
+from services.helper.learner_files import open_folder
 
 _NEW_NAMES: Final = flags.CREATE | flags.MOVED_TO
 _NEW_CONTENT: Final = _NEW_NAMES | flags.CLOSE_WRITE
 _WATCHES_AT_MOST: Final = 64
 """A learner that replaces its files for ever must not use up the machine's."""
+
+
+def watch_folder(add: Callable[[int], bool], root: Path, parts: Sequence[str]) -> bool:
+    """Calls ``add``, a method of ``Changes``, with the folder ``root/parts...``. False where it is missing, too."""
+    try:
+        folder = open_folder(root, parts)
+    except OSError:  # a learner can remove its folders
+        return False
+    try:
+        return add(folder)
+    finally:
+        os.close(folder)
 
 
 class Changes:

@@ -20,8 +20,7 @@ from services.core.runtime import pod_layout
 from services.core.runtime.address import TlsAuthority
 from services.core.runtime.learner_folder import RUN, RUNS_FOLDER, STOP_FILE, LearnerFolder, StopMark
 from services.core.runtime.retry import Backoff
-from services.helper.changes import Changes
-from services.helper.learner_files import open_folder
+from services.helper.changes import Changes, watch_folder
 from services.helper.log import log_event
 from services.helper.usage import PodUsage
 from services.helper.wakeup import Wakeup
@@ -35,6 +34,8 @@ POLL_S: Final = 0.1
 """How often files are read: at first, and while the learner runs."""
 WATCHED_S: Final = 5.0
 """The same while the kernel wakes us for new names in the run's folder: the record of the end is one."""
+HELD_S: Final = 1.0
+"""The same while a record of the end is held back."""
 KUBELET_S: Final = 5.0
 """The kubelet ends the container of a pod that it evicts at once within two seconds."""
 ENDED_S: Final = 30.0
@@ -51,6 +52,8 @@ class PodLearner:
         self._changes = Changes()
         self._is_watched = False
         """Whether every new name in the run's folder since the last ``pause`` is noticed."""
+        self._holds_record = False
+        """Whether there is a record of the end that ``exit`` does not return yet."""
         self._written: StopMark | None = None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._note_end)
 
@@ -83,26 +86,17 @@ class PodLearner:
     async def pause(self, *, quick: bool) -> None:
         """Returns when files are to be read again: soon with ``quick``, else at the learner's end or seldom."""
         if quick or not self._is_watched:
-            self._is_watched = not quick and self._watch()
+            folder = (RUNS_FOLDER, str(RUN))
+            self._is_watched = not quick and watch_folder(self._changes.folder, self._folder.root, folder)
             await asyncio.sleep(QUICK_S if quick else POLL_S)
             return
         self._changes.arm(self._changed.set)
         try:
-            if await self._changed.wait(WATCHED_S):
+            if await self._changed.wait(HELD_S if self._holds_record else WATCHED_S):
                 await asyncio.sleep(QUICK_S)  # the learner can make any number of names
         finally:
             self._changes.disarm()
         self._changed.clear()
-
-    def _watch(self) -> bool:
-        try:
-            folder = open_folder(self._folder.root, (RUNS_FOLDER, str(RUN)))
-        except OSError:  # the learner can remove it
-            return False
-        try:
-            return self._changes.folder(folder)
-        finally:
-            os.close(folder)
 
     @property
     def usage(self) -> PodUsage:
@@ -124,7 +118,8 @@ class PodLearner:
         if not is_of_the_kubelet or end.stop_cause or end.oom:
             return end
         held_s = ENDED_S if self._ended.is_set else KUBELET_S
-        return None if abs(time.time() - end.time / 1000) < held_s else end
+        self._holds_record = abs(time.time() - end.time / 1000) < held_s
+        return None if self._holds_record else end
 
     def _lost(self) -> Exit | None:
         """The exit of a learner whose container ended without a record; None before. The kubelet knows why it ended."""

@@ -149,6 +149,19 @@ async def test_helper_sees_the_end_of_its_learner_at_once_and_looks_seldom_befor
         await looking
 
 
+async def test_record_that_is_held_back_is_looked_at_again_soon(
+    folder: PodFolder, learner: PodLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.helper.pod.WATCHED_S", 10 * HANG_S)
+    with learner:
+        await learner.pause(quick=False)
+        record(folder, signal=signal.SIGKILL)
+        async with asyncio.timeout(HANG_S):
+            await learner.pause(quick=False)
+            assert learner.exit(RUN) is None
+            await learner.pause(quick=False)
+
+
 async def test_helper_goes_on_after_its_learner_has_removed_the_folder_of_the_run(
     folder: PodFolder, learner: PodLearner
 ) -> None:

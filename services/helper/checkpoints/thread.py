@@ -23,10 +23,10 @@ from services.core.domain.errors import StaleFence, WeftError
 from services.core.domain.plan import Folder
 from services.core.runtime.learner_folder import RUN, Assignment, LearnerFolder, job_folder
 from services.core.runtime.timers import aligned_pause
-from services.helper.changes import Changes
+from services.helper.changes import Changes, watch_folder
 from services.helper.checkpoints.detection import Detector, Plan
 from services.helper.checkpoints.snapshots import Digests, FileChanged, SnapshotStore, as_stored
-from services.helper.learner_files import LearnerFile, SkippedFile, list_files, open_folder
+from services.helper.learner_files import LearnerFile, SkippedFile, list_files
 from services.helper.log import log_event
 from services.helper.objects import UrlSigner, open_objects
 from services.helper.settings import load_settings
@@ -226,7 +226,8 @@ class _Background:
 
     async def _pause(self, least_s: float, most_s: float) -> None:
         """Returns after ``most_s``, or ``least_s`` after the kernel has told of a change."""
-        if most_s > least_s and self._watch():
+        place = job_folder(Folder.CHECKPOINT)
+        if most_s > least_s and watch_folder(self._changes.content, self._folder.root, place):
             self._changes.arm(self._changed.set)
             try:
                 if not await self._changed.wait(most_s):
@@ -235,16 +236,6 @@ class _Background:
                 self._changes.disarm()
             self._changed.clear()
         await asyncio.sleep(aligned_pause(least_s, phase_s=PHASE_S))
-
-    def _watch(self) -> bool:
-        try:
-            folder = open_folder(self._folder.root, job_folder(Folder.CHECKPOINT))
-        except OSError:  # the learner can remove it
-            return False
-        try:
-            return self._changes.content(folder)
-        finally:
-            os.close(folder)
 
     async def _store(self, store: SnapshotStore, plan: Plan, schedule: _Schedule) -> bool:
         """Returns whether the snapshot counts now."""

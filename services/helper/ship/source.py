@@ -20,8 +20,8 @@ from typing import Final
 
 from services.core.gen.weft.v1.metrics_pb2 import Source, SourceBatch
 from services.core.runtime.undo import undo_on_failure
-from services.helper.changes import Changes
-from services.helper.learner_files import inode_of, open_file, open_folder
+from services.helper.changes import Changes, watch_folder
+from services.helper.learner_files import inode_of, open_file
 from services.helper.ship.lines import LINE_BYTES, REPORT_BYTES, Piece, split, visible_part
 from services.helper.ship.points import ParsedReport, may_hold_points, parse_report
 from services.helper.ship.times import TimeIndex
@@ -169,14 +169,7 @@ class TailedSource:
             return False
         if self.file.is_closed:
             return self._fd is not None
-        try:
-            folder = open_folder(self.file.root, self.file.parts[:-1])
-        except OSError:
-            return False
-        try:
-            return changes.folder(folder)
-        finally:
-            os.close(folder)
+        return watch_folder(changes.folder, self.file.root, self.file.parts[:-1])
 
     def finish(self) -> None:
         """The learner has exited: the file will not grow."""
