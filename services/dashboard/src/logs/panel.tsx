@@ -1,5 +1,5 @@
 // The log of a job: a list of any length of which only the visible lines exist, searched by the server, followed live.
-import { type RefObject, useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { type RefObject, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { Job, JobLine } from "../api/types.ts";
 import { count, plural } from "../format.ts";
 import { Symbol } from "../ui/icons.tsx";
@@ -115,6 +115,8 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
   const [error, setError] = useState<unknown>(null);
   /** Pages that were requested and are not here: an answer is on its way, or a pause after a failure. */
   const loading = useRef(new Set<number>());
+  /** Pages of them whose answers are in the next log that is drawn. Until then the rows still see the log without them. */
+  const arrived = useRef(new Set<number>());
   const [, setRetries] = useState(0);
   const marked = Number(view.line) || 0;
   const [base, setBase] = useState<number | null>(null);
@@ -146,6 +148,11 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
     // oxlint-disable-next-line react-hooks/exhaustive-deps
   }, [job.id]);
 
+  useLayoutEffect(() => {
+    for (const page of arrived.current) loading.current.delete(page); // before the rows ask for what is missing now
+    arrived.current.clear();
+  }, [log]);
+
   const load = useCallback(
     (from: number, to: number) => {
       if (!log) return;
@@ -155,9 +162,13 @@ function Whole({ job, view, onView, lines, onStart }: BodyProps) {
         loading.current.add(page);
         fetchLines(job.id, { after: first - 1, limit: (page + 1) * PAGE_LINES - first + 1 })
           .then((answer) => {
-            loading.current.delete(page);
             setError(null);
-            if (answer.lines.length > 0) setLog((now) => now?.with(answer.lines) ?? null);
+            if (answer.lines.length === 0) {
+              loading.current.delete(page);
+              return;
+            }
+            arrived.current.add(page);
+            setLog((now) => now?.with(answer.lines) ?? null);
           })
           .catch((failure: unknown) => {
             setError(failure);
