@@ -24,7 +24,7 @@ _WATCHES_AT_MOST: Final = 64
 
 
 def watch_folder(add: Callable[[int], bool], root: Path, parts: Sequence[str]) -> bool:
-    """Calls ``add``, a method of ``Changes``, with the folder ``root/parts...``. False where it is missing, too."""
+    """Adds the folder ``root/parts...`` by ``add``, a method of ``Changes``. False where it is missing, too."""
     try:
         folder = open_folder(root, parts)
     except OSError:  # a learner can remove its folders
@@ -51,7 +51,7 @@ class Changes:
         return self._add(fd, _NEW_NAMES)
 
     def content(self, fd: int) -> bool:
-        """From now on, new names in the open folder and files there that were written wake. False as for a file."""
+        """From now on, new names in the open folder wake, and files in it that were written. False as for a file."""
         return self._add(fd, _NEW_CONTENT)
 
     def arm(self, wake: Callable[[], None]) -> None:

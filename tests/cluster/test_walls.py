@@ -218,7 +218,7 @@ async def test_pod_of_the_version_before_is_admitted_and_starts_while_an_upgrade
         await walls.guardian.delete(collection("ConfigMap", SPACE, owner["metadata"]["name"]))
 
 
-async def test_processes_of_a_version_share_one_entry_script_of_a_tenant_that_nobody_can_change(walls: Walls) -> None:
+async def test_entry_script_of_a_tenant_is_shared_and_immutable(walls: Walls) -> None:
     path = collection("ConfigMap", SPACE, entry_scripts.name_of(OPTIONS))
     for _ in range(2):
         await EntryScripts(walls.guardian, OPTIONS).ensure(TENANT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.helper.changes import Changes
+from services.helper.changes import Changes, watch_folder
 from services.helper.wakeup import Wakeup
 from tests.waiting import HANG_S
 
@@ -54,11 +54,7 @@ async def test_a_change_of_the_file_wakes_also_if_it_came_before_the_wait(
 
 
 async def test_new_file_in_a_watched_folder_wakes_the_waiter(changes: Changes, tmp_path: Path) -> None:
-    folder = os.open(tmp_path, os.O_RDONLY)
-    try:
-        assert changes.folder(folder)
-    finally:
-        os.close(folder)
+    assert watch_folder(changes.folder, tmp_path, ())
     wakeup = Wakeup()
     changes.arm(wakeup.set)
     (tmp_path / "metrics.jsonl").write_text("")
@@ -74,11 +70,7 @@ async def test_file_that_is_saved_in_a_watched_folder_wakes_the_waiter(
     place.mkdir()
     (place / "overwritten").write_text("step 1")
     (tmp_path / "whole").write_text("step 2")
-    folder = os.open(place, os.O_RDONLY)
-    try:
-        assert changes.content(folder)
-    finally:
-        os.close(folder)
+    assert watch_folder(changes.content, tmp_path, [place.name])
     wakeup = Wakeup()
     changes.arm(wakeup.set)
     if saved == "renamed":

@@ -288,7 +288,7 @@ def test_owner_holds_the_plan_that_the_helper_reads() -> None:
     assert json.loads(files["addresses.json"]) == {"metrics": "tls:10.0.0.1:7001"}
 
 
-def test_pods_of_all_attempts_of_a_tenant_start_with_one_script_that_never_changes() -> None:
+def test_all_pods_of_a_tenant_mount_the_same_immutable_entry_script() -> None:
     script = entry_scripts.config_map("t", OPTIONS)
     for attempt in (plan(), replace(plan(), job="j01m81m6wwmrnwpzxnhp320", attempt=7)):
         pod = pods.pod(attempt, attempt.learners[0], OPTIONS, UID, gang=GangMethod.GATES)

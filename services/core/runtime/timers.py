@@ -2,8 +2,8 @@
 
 While a training uses all processors, they have forgotten a service's code and data whenever it wakes up. So a wake-up
 costs more than most of what a periodic task does in it. Periodic tasks therefore wait until the same moments: the
-multiples of ``GRID_S`` on the clock of the event loop. The first pause is shorter by up to ``GRID_S``; the others are
-exact if they are whole seconds, else shorter, too.
+multiples of ``GRID_S`` on the clock of the event loop. The first pause is shorter by up to ``GRID_S``. The others
+are exact where they are whole seconds, else shorter as well.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _POLL_S: Final = 1.0
 _STILL_SHARE: Final = 10
 """A tree that has not changed for a time is listed again after one part in so many of it ..."""
 _STILL_MOST_S: Final = 10.0
-"""... and at most so late; sooner where the kernel tells of a change in its top folder."""
+"""... and at most so late; sooner where the kernel reports a change in its top folder."""
 _POLL_SHARE: Final = 100
 """Listing takes at most one part in so many of the time: the pause after it grows with a tree."""
 _POLL_MOST_S: Final = 60.0
@@ -225,7 +225,7 @@ class _Background:
             await self._pause(least_s, max(least_s, min(_STILL_MOST_S, still_s / _STILL_SHARE)))
 
     async def _pause(self, least_s: float, most_s: float) -> None:
-        """Returns after ``most_s``, or ``least_s`` after the kernel has told of a change."""
+        """Returns after ``most_s``, or ``least_s`` after the kernel has reported a change."""
         place = job_folder(Folder.CHECKPOINT)
         if most_s > least_s and watch_folder(self._changes.content, self._folder.root, place):
             self._changes.arm(self._changed.set)

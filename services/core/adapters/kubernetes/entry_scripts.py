@@ -1,7 +1,8 @@
 """The entry script of learners' containers in tenants' namespaces: one ConfigMap for all attempts of a tenant.
 
-It is named after its content and never changed, so a pod starts with the script of the version of Weft that rendered
-it, whatever other versions run. A copy in each attempt's owner would be most of what an attempt costs etcd.
+It is named after its content and immutable, so a pod starts with the script of the version of Weft that rendered it,
+also while another version runs beside it. The script is larger than most plans: a copy in each attempt's owner would be
+most of what an attempt stores in etcd.
 """
 
 from __future__ import annotations
@@ -10,38 +11,36 @@ import asyncio
 import hashlib
 import time
 from contextlib import suppress
-from typing import Any, Final
+from functools import cache
+from typing import Final
 
-from services.core.adapters.kubernetes import names
-from services.core.adapters.kubernetes.api import Api, path_of
+from services.core.adapters.kubernetes import tenants
+from services.core.adapters.kubernetes.api import Api, Document, path_of
 from services.core.adapters.kubernetes.options import KubernetesOptions
-from services.core.domain.errors import Duplicate, NotFound, Unavailable
+from services.core.adapters.kubernetes.places import needing_namespace
+from services.core.domain.errors import Duplicate
 from services.core.runtime.pod_layout import ENTRY_FILE
 
 _AGAIN_S: Final = 60.0
-"""The namespace may have been removed and made again: after this time the ConfigMap is created anew."""
+"""After this time the creation is tried again: the namespace may have been removed and created anew."""
 _DIGEST: Final = 12
 """Hexadecimal digits."""
 
 
 def name_of(options: KubernetesOptions) -> str:
     """The name of the ConfigMap."""
-    return f"weft-entry-{hashlib.sha256(options.entry_script.encode()).hexdigest()[:_DIGEST]}"
+    return f"weft-entry-{_digest(options.entry_script)}"
 
 
-def config_map(tenant: str, options: KubernetesOptions) -> dict[str, Any]:
-    """The ConfigMap in the tenant's namespace. It belongs to no attempt."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": name_of(options),
-            "namespace": names.namespace_of(tenant, options.namespace_prefix),
-            "labels": names.tenant_labels(tenant, options.installation),
-        },
-        "immutable": True,
-        "data": {ENTRY_FILE: options.entry_script},
-    }
+@cache  # each pod is rendered with it, and checked with it
+def _digest(script: str) -> str:
+    return hashlib.sha256(script.encode()).hexdigest()[:_DIGEST]
+
+
+def config_map(tenant: str, options: KubernetesOptions) -> Document:
+    """The ConfigMap in the tenant's namespace."""
+    data = {ENTRY_FILE: options.entry_script}
+    return tenants.document("ConfigMap", name_of(options), tenant, options, immutable=True, data=data)
 
 
 class EntryScripts:
@@ -49,7 +48,7 @@ class EntryScripts:
         self._api, self._options = api, options
         self._lock = asyncio.Lock()
         self._until: dict[str, float] = {}
-        """Tenant -> when its namespace is looked at again, in monotonic seconds."""
+        """Tenant -> when the creation is tried again, in monotonic seconds."""
 
     async def ensure(self, tenant: str) -> None:
         """Creates the ConfigMap where it is missing. Raises Unavailable without the tenant's namespace."""
@@ -57,9 +56,6 @@ class EntryScripts:
             if time.monotonic() < self._until.get(tenant, 0.0):
                 return
             document = config_map(tenant, self._options)
-            try:
-                with suppress(Duplicate):
-                    await self._api.create(path_of(document, of_collection=True), document)
-            except NotFound as error:
-                raise Unavailable(f"the tenant's namespace is not there yet: {error}") from error
+            with needing_namespace(), suppress(Duplicate):
+                await self._api.create(path_of(document, of_collection=True), document)
             self._until[tenant] = time.monotonic() + _AGAIN_S

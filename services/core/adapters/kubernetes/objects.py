@@ -34,7 +34,7 @@ def owner(plan: AttemptPlan, options: KubernetesOptions) -> Document:
 
 
 def owned(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> list[Document]:
-    """What is there before the pods, in the order of its creation."""
+    """The objects that are created before the pods, in their order."""
     return [
         with_owner(document, plan, owner_uid) for document in (secret(plan, options), network_policy(plan, options))
     ]

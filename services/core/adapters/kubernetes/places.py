@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -11,7 +12,7 @@ import structlog
 from services.core.adapters.kubernetes import names
 from services.core.adapters.kubernetes.api import METADATA_LIST, Api, Document, collection
 from services.core.adapters.kubernetes.options import KubernetesOptions
-from services.core.domain.errors import Unavailable
+from services.core.domain.errors import NotFound, Unavailable
 
 PODS: Final = "/api/v1/pods"
 NAMESPACES: Final = "/api/v1/namespaces"
@@ -20,6 +21,15 @@ _PAGE: Final = 500
 _KEPT: Final = 10_000
 """Jobs without pods whose places are kept: more than are being provisioned or removed at one time."""
 log = structlog.get_logger()
+
+
+@contextmanager
+def needing_namespace() -> Generator[None]:
+    """Around the first creation in a tenant's namespace: raises Unavailable instead of NotFound."""
+    try:
+        yield
+    except NotFound as error:
+        raise Unavailable(f"the tenant's namespace is not there yet: {error}") from error
 
 
 class Places:

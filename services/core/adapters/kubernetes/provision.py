@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
@@ -22,6 +23,7 @@ from services.core.adapters.kubernetes.entry_scripts import EntryScripts
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observed import StopMark, is_gated, later_runs
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
+from services.core.adapters.kubernetes.places import needing_namespace
 from services.core.adapters.kubernetes.slots import starting
 from services.core.domain.errors import (
     Duplicate,
@@ -186,7 +188,7 @@ class Provision:
             raise Unavailable(f"the pods of the earlier runs of {', '.join(sorted(earlier)[:5])} are being removed")
 
     async def _activate(self, plan: AttemptPlan, created: _Created | None) -> None:
-        """Lifts the gates of all pods, whose names are there before. A pod that was stopped keeps its gate.
+        """Creates the headless Service and lifts the gates of all pods. A pod that was stopped keeps its gate.
 
         The native gang object comes last. With it there, the scheduler tries the whole gang again for each pod whose
         gate is lifted, fails until the last one, and writes a condition and an event of each pod each time.
@@ -225,13 +227,9 @@ class Provision:
         """Creates the owner (True), or takes it over from an earlier term. Raises StaleFence if a later one has it."""
         document = objects.owner(plan, self._options)
         for _ in range(_TRIES):
-            try:
+            with suppress(Duplicate), needing_namespace():
                 answer = await self._api.create(path_of(document, of_collection=True), document)
                 return {**answer, "kind": "ConfigMap"}, True
-            except Duplicate:
-                pass
-            except NotFound as error:
-                raise Unavailable(f"the tenant's namespace is not there yet: {error}") from error
             try:
                 return await self._raise_term(await self._owner(plan), plan), False
             except (StaleRevision, InvalidRequest):

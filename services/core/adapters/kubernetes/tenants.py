@@ -54,16 +54,16 @@ def contents(tenant: str, options: KubernetesOptions) -> list[Document]:
     """What every tenant's namespace contains."""
     default: Document = {"cpu": "100m", "memory": "128Mi"}
     return [
-        _document("ServiceAccount", "default", tenant, options) | {"automountServiceAccountToken": False},
-        _document("ResourceQuota", "weft", tenant, options, spec={"hard": {**_OBJECTS, **options.quota}}),
-        _document(
+        document("ServiceAccount", "default", tenant, options) | {"automountServiceAccountToken": False},
+        document("ResourceQuota", "weft", tenant, options, spec={"hard": {**_OBJECTS, **options.quota}}),
+        document(
             "LimitRange",
             "weft",
             tenant,
             options,
             spec={"limits": [{"type": "Container", "default": default, "defaultRequest": default}]},
         ),
-        _document(
+        document(
             "NetworkPolicy",
             "weft-default-deny",
             tenant,
@@ -80,7 +80,7 @@ def _rights(tenant: str, options: KubernetesOptions) -> list[Document]:
     accounts = {"collector": options.lcm_account, "learners": options.guardian_account}
     group = "rbac.authorization.k8s.io"
     return [
-        _document(
+        document(
             "RoleBinding",
             f"weft-{role}",
             tenant,
@@ -105,7 +105,7 @@ def _pull_secret(tenant: str, options: KubernetesOptions) -> list[Document]:
         return []
     content = {".dockerconfigjson": base64.b64encode(options.pull_secret.encode()).decode()}
     fields = {"type": "kubernetes.io/dockerconfigjson", "data": content}
-    return [_document("Secret", names.PULL_SECRET, tenant, options, **fields)]
+    return [document("Secret", names.PULL_SECRET, tenant, options, **fields)]
 
 
 async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
@@ -125,8 +125,8 @@ async def prepare(api: Api, tenant: str, options: KubernetesOptions) -> None:
     if names.annotation(present, TENANT_ANNOTATION) != tenant or not _is_ours(present, options):
         raise Conflict(f"the namespace {wanted['metadata']['name']} is not this installation's; choose another prefix")
     await api.patch(path, {"metadata": {"labels": wanted["metadata"]["labels"]}})
-    for document in contents(tenant, options):
-        await (_apply_granted if document["kind"] == "Secret" else _apply)(api, document)
+    for entry in contents(tenant, options):
+        await (_apply_granted if entry["kind"] == "Secret" else _apply)(api, entry)
 
 
 async def _apply_granted(api: Api, document: Document) -> None:
@@ -169,7 +169,8 @@ async def _apply(api: Api, document: Document) -> None:
         return
 
 
-def _document(kind: str, name: str, tenant: str, options: KubernetesOptions, **fields: Any) -> Document:
+def document(kind: str, name: str, tenant: str, options: KubernetesOptions, **fields: Any) -> Document:
+    """An object in the tenant's namespace that belongs to no job. ``fields``: beside its type and metadata."""
     return {
         "apiVersion": COLLECTIONS[kind][0],
         "kind": kind,
