@@ -128,8 +128,8 @@ class Checker:
             self._killed_at.setdefault(new.id, self._clock())
         if new.attempt.number > prior.attempt.number:
             self._admitted(prior, new)
-        elif prior.verdict is None and new.verdict is not None:
-            self._verdicts[new.id, new.attempt.number] = self._clock()
+        elif new.verdict is not None and new.verdict != prior.verdict:
+            self._verdicts.setdefault((new.id, new.attempt.number), self._clock())
             self._check_verdict(by, new)
         if new.attempt.number == prior.attempt.number and new.attempt.placement != prior.attempt.placement:
             self._check_nodes(prior, new)

@@ -139,10 +139,8 @@ class DocumentChecker:
         """The verdict is written first; then its status; then, when all is gone, ``released``."""
         verdict, status = prior.verdict, new.state.status
         admission = new.attempt.number > prior.attempt.number
-        if verdict is not None and new.verdict != verdict and not admission:
-            overruled = new.desired == "kill" and new.verdict is not None and new.verdict.to == "KILLED"
-            if not overruled or verdict.to in {"COMPLETED", "KILLED"}:
-                self._breach("first cause wins", f"{new.id}: {verdict.to} became {new.verdict} by {by}")
+        if verdict is not None and new.verdict != verdict and not admission and not _may_replace(verdict, new):
+            self._breach("first cause wins", f"{new.id}: {verdict.to} became {new.verdict} by {by}")
         if prior.state.status in LIVE and status not in LIVE:
             if verdict is None:
                 self._breach(
@@ -202,3 +200,16 @@ class DocumentChecker:
         uncopied = [event for event in job.history_tail if event.seq > copied]
         if copied + len(uncopied) != len(self._events[job.id]):
             self._breach("the history has no gap and no duplicate", f"{job.id} at its end")
+
+
+def _may_replace(verdict: Any, new: Any) -> bool:
+    """Whether the document's verdict is a later kill, or the loss of a sibling's node (docs/adr/0030).
+
+    The loss replaces only a learner's own failure, and only while its attempt has not ended.
+    """
+    if new.verdict is None or verdict.to in {"COMPLETED", "KILLED"}:
+        return False
+    if new.desired == "kill":
+        return bool(new.verdict.to == "KILLED")
+    lost = new.verdict.to == "QUEUED" and new.verdict.reason == "NodeLost" and new.verdict.learner != verdict.learner
+    return bool(lost and verdict.budgeted and new.desired == "run" and new.state.status in LIVE)

@@ -89,8 +89,7 @@ def plan(tenant: str = "acme", learners: int = 3, gpus: float = 1, **fields: Any
 
 def all_documents(attempt: AttemptPlan, options: KubernetesOptions = OPTIONS) -> list[dict[str, Any]]:
     """The owner first."""
-    of_gang = [objects.service(attempt, options, UID), objects.pod_group(attempt, options, UID)]
-    rest = [*objects.owned(attempt, options, UID), *of_gang]
+    rest = [*objects.owned(attempt, options, UID), objects.pod_group(attempt, options, UID)]
     learners = [pods.pod(attempt, learner, options, UID, gang=GangMethod.NATIVE) for learner in attempt.learners]
     return [objects.owner(attempt, options), *rest, *learners]
 
@@ -270,7 +269,7 @@ def test_file_of_a_learner_is_bounded_by_its_volumes_and_its_memory() -> None:
 def test_learners_reach_each_other_by_stable_names_at_one_port() -> None:
     attempt = plan()
     environment = pods.environment(attempt, attempt.learners[2], OPTIONS)
-    service = objects.service(attempt, OPTIONS, UID)["metadata"]["name"]
+    service = objects.service(attempt, OPTIONS)["metadata"]["name"]
     assert environment["MASTER_ADDR"] == f"worker-0.{service}"
     assert (environment["MASTER_PORT"], environment["RANK"]) == ("29500", "2")
     assert (environment["RESULT_DIR"], environment["JOB_STATE_DIR"]) == ("/weft/job/results", "/weft/job")

@@ -135,7 +135,7 @@ def leaving_pods() -> list[Hostile]:
 
 def friendly_service() -> Pod:
     """The gang's headless Service."""
-    return objects.service(plan(), OPTIONS, _UID)
+    return objects.with_owner(objects.service(plan(), OPTIONS), plan(), _UID)
 
 
 def _set(document: Any, path: str, value: object) -> None:

@@ -34,10 +34,11 @@ def owner(plan: AttemptPlan, options: KubernetesOptions) -> Document:
 
 
 def owned(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> list[Document]:
-    """The objects that are created before the pods, in their order."""
-    return [
-        with_owner(document, plan, owner_uid) for document in (secret(plan, options), network_policy(plan, options))
-    ]
+    """What running learners need beside their pods: tokens, network policy, and names where they are several."""
+    documents = [secret(plan, options), network_policy(plan, options)]
+    if len(plan.learners) > 1:
+        documents.append(service(plan, options))
+    return [with_owner(document, plan, owner_uid) for document in documents]
 
 
 def with_owner(document: Document, plan: AttemptPlan, owner_uid: str) -> Document:
@@ -102,13 +103,12 @@ def _is_part(part: str, whole: str) -> bool:
     return inner != outer and inner.version == outer.version and inner.subnet_of(outer)  # type: ignore[arg-type]
 
 
-def service(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> Document:
+def service(plan: AttemptPlan, options: KubernetesOptions) -> Document:
     """The headless Service by which each learner has a name, also before it is ready."""
-    document = {
+    return {
         **_document("Service", plan, options),
         "spec": {"clusterIP": "None", "selector": names.gang_selector(plan), "publishNotReadyAddresses": True},
     }
-    return with_owner(document, plan, owner_uid)
 
 
 def pod_group(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> Document:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Final
 
 from services.core.adapters.kubernetes import names, objects, pod_rules, pods
@@ -40,9 +39,9 @@ from services.core.ports.pull_credentials import PullCredentials
 
 STEPS: Final = ("reserve", "learners", "activate")
 _TRIES: Final = 10
-_AHEAD: Final = 100
-"""Of so many starts that begin later pods are created before those of a start are activated. So a quota or an admission
-rule refuses what it refuses within seconds, also where many jobs start together. More would leave the scheduler idle.
+_AHEAD: Final = 400
+"""So many pods of later starts are created before those of a start are activated. So a quota or an admission rule
+refuses what it refuses within seconds, also where many jobs start together. More would leave the scheduler idle.
 """
 _EARLIER_GRACE_S: Final = 1
 """Of a pod whose learner is started again: what it had to store is stored."""
@@ -58,7 +57,7 @@ class _Created:
     pods: Mapping[str, Document] = field(default_factory=dict)
     """By learner; empty before they are all created."""
     turn: int = 0
-    """Of the start among those of this process."""
+    """The start's place among those of this process: the number of its last pod."""
 
 
 class Provision:
@@ -76,7 +75,7 @@ class Provision:
         self._entry_scripts = EntryScripts(api, options)
         self._created: dict[str, _Created] = {}
         """By job, from one step to the next."""
-        self._turns = count(1)
+        self._pods_of_starts = 0
 
     def forget(self, job: str) -> None:
         """The attempt is stopped or removed."""
@@ -91,7 +90,9 @@ class Provision:
         created = self._created.pop(names.checked(plan.job), None)  # after a failure the objects are read
         if created is not None and created.plan != (plan.attempt, plan.term):
             created = None
-        turn = created.turn if created is not None else next(self._turns)
+        if created is None:
+            self._pods_of_starts += len(plan.learners)
+        turn = created.turn if created is not None else self._pods_of_starts
         with starting(turn + _AHEAD if created is not None and step == "activate" else turn):
             for _ in range(_TRIES):
                 await self._fences.admit(plan.job, plan.attempt, plan.term)
@@ -106,7 +107,7 @@ class Provision:
         raise Unavailable(f"the objects of attempt {plan.attempt} of {plan.job} keep changing; try again")
 
     async def _reserve(self, plan: AttemptPlan, _: _Created | None) -> _Created | None:
-        """The owner, tokens and network policy. Raises before the first effect if the pods cannot be rendered."""
+        """The owner. Raises before the first effect if the pods cannot be rendered."""
         gang = await self._gang()
         for learner in plan.learners:
             pod_rules.check(pods.pod(plan, learner, self._options, "", gang=gang), self._options)
@@ -115,7 +116,6 @@ class Provision:
         uid = owner["metadata"]["uid"]
         if plan.image_pull_secret:
             await self._create_pull_secret(plan, uid)
-        await gather([self._create(document) for document in objects.owned(plan, self._options, uid)])
         return _Created((plan.attempt, plan.term), owner) if is_new else None
 
     async def _create_pull_secret(self, plan: AttemptPlan, owner_uid: str) -> None:
@@ -188,10 +188,12 @@ class Provision:
             raise Unavailable(f"the pods of the earlier runs of {', '.join(sorted(earlier)[:5])} are being removed")
 
     async def _activate(self, plan: AttemptPlan, created: _Created | None) -> None:
-        """Creates the headless Service and lifts the gates of all pods. A pod that was stopped keeps its gate.
+        """Creates what running learners need and lifts the gates of all pods. A pod that was stopped keeps its gate.
 
-        The native gang object comes last. With it there, the scheduler tries the whole gang again for each pod whose
-        gate is lifted, fails until the last one, and writes a condition and an event of each pod each time.
+        Tokens, network policy and names come this late because no learner runs before: an incomplete gang costs its
+        pods only, and where many gangs start, all their pods exist sooner. The native gang object comes last. With it
+        there, the scheduler tries the whole gang again for each pod whose gate is lifted, fails until the last one, and
+        writes a condition and an event of each pod each time.
         """
         owner = created.owner if created is not None else await self._owner(plan)
         if StopMark.of(owner) is not None:
@@ -206,9 +208,8 @@ class Provision:
         first: list[Awaitable[object]] = []
         if not activated:
             first.append(self._api.patch(path_of(owner), pods.annotated(owner, **{names.ACTIVATED: "true"})))
-        if len(plan.learners) > 1:
-            first.append(self._create(objects.service(plan, self._options, owner["metadata"]["uid"])))
-        await gather(first)
+        owned = objects.owned(plan, self._options, owner["metadata"]["uid"])
+        await gather(first + [self._create(document) for document in owned])
         await gather(
             [
                 self._api.patch(
