@@ -1,7 +1,7 @@
 """Waits for changes of files without polling: the kernel reports them (inotify).
 
-An event only wakes: the files are looked at again after a second in any case, and ten times a second where the machine
-has no inotify left to give (there are few per user). Only armed once a source has gone quiet: while a learner writes,
+An event only wakes: the caller looks at the files again after a while in any case, and polls where the machine has no
+inotify left to give (there are few per user). Only armed once a source has gone quiet: while a learner writes,
 looking at sizes in turns costs less than an event for each line.
 """
 
@@ -40,7 +40,8 @@ class Changes:
 
     def __init__(self) -> None:
         self._inotify: INotify | None = None
-        self._watched: set[tuple[int, int]] = set()
+        self._watched: dict[int, tuple[int, int]] = {}
+        """The kernel's number of a watch -> (device, inode)."""
 
     def file(self, fd: int) -> bool:
         """From now on, writes to the open file wake. False where the machine, or this object, has no watch left."""
@@ -63,7 +64,12 @@ class Changes:
         """Ends ``arm`` and forgets what has happened: the caller looks at the files next."""
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fileno())
-            self._inotify.read(timeout=0)
+            for event in self._inotify.read(timeout=0):
+                if event.mask & flags.IGNORED:
+                    # The file is gone, and its watch with it. The next file may have the same inode.
+                    self._watched.pop(event.wd, None)
+                elif event.mask & flags.Q_OVERFLOW:
+                    self._watched.clear()  # adding a watch that is there changes nothing
 
     def close(self) -> None:
         """Forgets all watches; adding one begins anew."""
@@ -75,7 +81,7 @@ class Changes:
     def _add(self, fd: int, mask: int) -> bool:
         status = os.fstat(fd)
         file_id = (status.st_dev, status.st_ino)
-        if file_id in self._watched:
+        if file_id in self._watched.values():
             return True
         if len(self._watched) >= _WATCHES_AT_MOST:
             self.close()
@@ -84,8 +90,8 @@ class Changes:
             if self._inotify is None:
                 self._inotify = INotify(nonblocking=True)
             # By descriptor: what the path means now may be another file.
-            self._inotify.add_watch(f"/proc/self/fd/{fd}", mask)
+            watch = self._inotify.add_watch(f"/proc/self/fd/{fd}", mask)
         except OSError:
             return False
-        self._watched.add(file_id)
+        self._watched[watch] = file_id
         return True

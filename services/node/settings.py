@@ -146,6 +146,13 @@ class NodeSettings(Settings):
         "never.",
     )
 
+    @field_validator("node_helper_silence_s")
+    @classmethod
+    def _longer_than_idle(cls, value: float) -> float:
+        if 0 < value < 2:
+            raise ValueError("must be 0, or at least 2: an idle helper wakes up once a second")
+        return value
+
     @field_validator(
         "node_memory",
         "node_disk",

@@ -6,7 +6,7 @@ Their helpers are stand-ins (tests/testbed/kubernetes/stand_in.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,13 +17,13 @@ import pytest
 from services.core.adapters.kubernetes.api import Api, Document, collection
 from services.core.adapters.kubernetes.cluster import KubernetesCluster
 from services.core.adapters.kubernetes.options import GangMethod
-from services.core.domain.errors import Unavailable
+from services.core.domain.errors import QuotaExceeded, Unavailable
 from services.core.domain.learner import Exit
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.status_keys import job_prefix
 from services.core.ports.cluster import LearnerProcess
 from tests.testbed.cluster_rules import *  # noqa: F403 - the tests
-from tests.testbed.cluster_rules import FOREVER, Scene, waits_for_the_end
+from tests.testbed.cluster_rules import FOREVER, Scene, replaced, waits_for_the_end
 from tests.testbed.gangs import await_all, await_exit, await_state, learner, start, stop, teardown
 from tests.testbed.kubernetes.accounts import Installed
 from tests.testbed.kubernetes.cluster import Cluster as Machines
@@ -372,6 +372,60 @@ def processes_of(pod: Document) -> list[int]:
             if pod["metadata"]["uid"] in (folder / "mountinfo").read_text():
                 pids.append(int(folder.name))
     return pids
+
+
+async def test_learner_that_is_started_again_after_an_upgrade_finds_the_entry_script_of_the_new_version(
+    accounts: Installed, cluster: KubernetesCluster, status: MemoryStatusStore
+) -> None:
+    """Its pod hung until provision_timeout: only the reservation of a new attempt made the script."""
+    gang = small_plan([f'[ "$WEFT_RANK" = 1 ] || exit 3; {FOREVER}'] * 2)
+    await start(cluster, gang)
+    await await_exit(cluster, gang)
+    options = replace(OPTIONS, entry_script=f"{OPTIONS.entry_script}# of the next version\n")
+    upgraded = AnnouncingCluster(Api(accounts.guardian), options, status)
+    first, second = gang.learners
+    again = replace(gang, term=gang.term + 1, learners=(replace(first, run=2), second))
+    try:
+        await until(lambda: replaced(upgraded, again))
+        await until(lambda: _ran_again(upgraded, again))
+    finally:
+        await upgraded.close()
+    await teardown(cluster, again)
+
+
+async def _ran_again(cluster: KubernetesCluster, gang: AttemptPlan) -> bool:
+    process = await learner(cluster, gang)
+    return process.run == 2 and process.exit is not None and process.exit.code == 3
+
+
+async def test_full_quota_of_objects_does_not_end_an_attempt_whose_objects_are_all_there(
+    cluster: KubernetesCluster, api: Api, testbed_cluster: Machines
+) -> None:
+    """The API server looks at the quota before it looks whether an object is there: it answers 403 instead of 409."""
+    gang = small_plan([FOREVER] * 2)
+    await start(cluster, gang)
+    counted = {
+        f"count/{kind}": "1" for kind in ("secrets", "services", "configmaps", "networkpolicies.networking.k8s.io")
+    }
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": {"hard": counted}}
+    kubectl = replace(testbed_cluster.kubectl, namespace="weft-t")
+    path = collection("ResourceQuota", "weft-t", "full")
+    kubectl.create(quota)
+    try:
+        await until(lambda: _is_full(api, path, counted))
+        other = small_plan([FOREVER])
+        with pytest.raises(QuotaExceeded):
+            await cluster.do("reserve", other)
+        for step in cluster.steps():
+            await cluster.do(step, gang)
+    finally:
+        await api.delete(path)
+    await teardown(cluster, gang)
+
+
+async def _is_full(api: Api, path: str, counted: Mapping[str, str]) -> bool:
+    used = ((await api.get(path)).get("status") or {}).get("used") or {}
+    return all(int(used.get(name, 0)) >= int(most) for name, most in counted.items())
 
 
 async def test_late_step_of_a_released_job_creates_nothing(

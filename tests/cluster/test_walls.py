@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pytest
@@ -15,7 +15,14 @@ from services.core.adapters.kubernetes import entry_scripts, names, objects, pod
 from services.core.adapters.kubernetes.api import Api, Document, collection, path_of
 from services.core.adapters.kubernetes.entry_scripts import EntryScripts
 from services.core.adapters.kubernetes.options import GangMethod
-from services.core.domain.errors import AdmissionDenied, Duplicate, InvalidRequest, Unavailable, WeftError
+from services.core.domain.errors import (
+    AdmissionDenied,
+    Duplicate,
+    InvalidRequest,
+    ResourceExhausted,
+    Unavailable,
+    WeftError,
+)
 from services.core.runtime import pod_layout
 from tests.testbed.kubernetes.accounts import install, kubeconfig
 from tests.testbed.kubernetes.cluster import Cluster
@@ -227,6 +234,25 @@ async def test_entry_script_of_a_tenant_is_shared_and_immutable(walls: Walls) ->
         await walls.guardian.patch(path, {"data": {pod_layout.ENTRY_FILE: "exec /weft/job/evil"}})
     with pytest.raises(Unavailable, match="namespace is not there yet"):
         await EntryScripts(walls.admin, OPTIONS).ensure("tenant-without-namespace")
+
+
+async def test_learners_do_not_run_a_script_that_somebody_else_has_put_in_the_place_of_the_entry_script(
+    walls: Walls,
+) -> None:
+    """Its name is known: it is a digest of a public file."""
+    options = replace(OPTIONS, entry_script="#!/bin/sh\n# of the next version\n")
+    document = entry_scripts.config_map(TENANT, options)
+    path = path_of(document)
+    for forged in ({"data": {pod_layout.ENTRY_FILE: "exec /weft/job/evil"}}, {"immutable": False}):
+        await walls.admin.create(path_of(document, of_collection=True), {**document, **forged})
+        with pytest.raises(ResourceExhausted, match="is not of Weft; remove it"):
+            await EntryScripts(walls.guardian, options).ensure(TENANT)
+        await walls.admin.delete(path)
+    scripts = EntryScripts(walls.guardian, options)
+    await scripts.ensure(TENANT)
+    await walls.admin.delete(path)
+    await scripts.ensure(TENANT, anew=True)
+    assert (await walls.guardian.get(path))["data"] == document["data"]
 
 
 async def test_admitted_pod_cannot_be_changed_into_a_hostile_one(walls: Walls) -> None:

@@ -81,6 +81,26 @@ async def test_file_that_is_saved_in_a_watched_folder_wakes_the_waiter(
     changes.disarm()
 
 
+async def test_file_in_a_folder_that_was_removed_and_made_again_wakes_the_waiter(
+    changes: Changes, tmp_path: Path
+) -> None:
+    """Most file systems give the new folder the inode of the old one, and the kernel's watch went with the old one."""
+    place, wakeup = tmp_path / "checkpoints", Wakeup()
+    place.mkdir()
+    assert watch_folder(changes.content, tmp_path, [place.name])
+    place.rmdir()
+    place.mkdir()
+    changes.arm(wakeup.set)
+    assert await wakeup.wait(LONG_S), "the end of the old folder"
+    changes.disarm()
+    wakeup.clear()
+    assert watch_folder(changes.content, tmp_path, [place.name])
+    changes.arm(wakeup.set)
+    (place / "step-2").write_text("")
+    assert await wakeup.wait(LONG_S)
+    changes.disarm()
+
+
 def test_a_learner_that_replaces_its_files_for_ever_does_not_use_up_the_machines_watches(
     changes: Changes, tmp_path: Path
 ) -> None:

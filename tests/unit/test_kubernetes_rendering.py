@@ -464,6 +464,15 @@ def test_network_policy_closes_the_clouds_metadata_services() -> None:
     assert ingress["from"] == [{"podSelector": {"matchLabels": names.gang_selector(plan())}}]
 
 
+def test_operator_who_allows_no_network_leaves_learners_their_gang_and_dns_only() -> None:
+    """An empty list opened all networks: an empty "to" of a NetworkPolicy matches every destination."""
+    egress = objects.network_policy(plan(), replace(OPTIONS, egress=()))["spec"]["egress"]
+    assert [entry["to"] for entry in egress] == [
+        [{"podSelector": {"matchLabels": names.gang_selector(plan())}}],
+        [{"namespaceSelector": {}}],
+    ]
+
+
 @pytest.mark.parametrize(
     ("network", "left_out"),
     [

@@ -16,6 +16,7 @@ from services.core.runtime.kubernetes_settings import KubernetesSettings
 from services.core.runtime.settings import Settings
 from services.local.layout import PROGRAMS, Program
 from services.local.settings import LocalSettings
+from services.node.settings import NodeSettings
 from weft._cli.main import run
 
 
@@ -43,10 +44,15 @@ def test_a_value_that_may_be_a_password_is_not_shown() -> None:
     assert "hidden" not in refused.value.message
 
 
-def test_a_silence_in_which_an_idle_service_would_count_as_hung_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEFT_SILENCE_S", "0.5")
-    with pytest.raises(InvalidRequest, match=r"WEFT_SILENCE_S=0\.5: .*at least 2"):
-        LocalSettings()
+@pytest.mark.parametrize(
+    ("settings", "name"), [(LocalSettings, "WEFT_SILENCE_S"), (NodeSettings, "WEFT_NODE_HELPER_SILENCE_S")]
+)
+def test_a_silence_in_which_an_idle_process_would_count_as_hung_is_refused(
+    settings: type[Settings], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "0.5")
+    with pytest.raises(InvalidRequest, match=rf"{name}=0\.5: .*at least 2"):
+        settings()
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["master-key"]], ids=lambda words: words[0])

@@ -106,7 +106,8 @@ class ClusterState(Answer):
     )
     nodes: Annotated[list[ClusterNode] | UnsetType, doc("All nodes. Only while the cluster answers.")] = UNSET
     isolation: Annotated[
-        str | UnsetType, doc("How learners are isolated: sandbox, process or trusted. Only while the cluster answers.")
+        str | UnsetType,
+        doc("How learners are isolated: sandbox, process, trusted or pod. Only while the cluster answers."),
     ] = UNSET
     enforced: Annotated[
         list[str] | UnsetType,

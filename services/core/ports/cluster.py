@@ -22,7 +22,7 @@ from services.core.domain.sizes import Devices
 from services.core.domain.startup import Span
 
 ISOLATION_LABEL: Final = "weft.dev/isolation"
-"""Label of a node: how its learners are isolated (sandbox | process | trusted)."""
+"""Label of a node: how its learners are isolated (sandbox | process | trusted | pod)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

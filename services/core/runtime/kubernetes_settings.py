@@ -156,9 +156,9 @@ class KubernetesSettings(CheckedSettings):
     )
     egress: tuple[str, ...] = Field(
         default=("0.0.0.0/0", "::/0"),
-        description="Networks that learners may reach beside their own gang, DNS and the metrics service. Clouds' "
-        "metadata services are left out of them, unless a network has nothing else. Other tenants' pods refuse "
-        "connections whatever is set here.",
+        description="Networks that learners' pods may reach beside their own gang and DNS. They must contain the "
+        "metrics service, the object store, and all data stores. Clouds' metadata services are left out of them, "
+        "unless a network has nothing else. Other tenants' pods refuse connections whatever is set here.",
     )
     quota: dict[str, str] = Field(
         default_factory=dict,

@@ -18,7 +18,7 @@ ANSWERS: Final[Answers] = {
         "nodes": ("list of Node", "All nodes; empty while the cluster does not answer."),
         "total": ("ResourceSize or null", "Hardware of all ready nodes; null if unknown."),
         "used": ("ResourceSize or null", "Hardware that jobs of all tenants hold; null if unknown."),
-        "isolation": ("text or null", "sandbox, process or trusted; null if unknown."),
+        "isolation": ("text or null", "sandbox, process, trusted or pod; null if unknown."),
         "enforced": ("list of text or null", "Limits of learners that the kernel enforces; null if unknown."),
         "jobs": ("map of integer", "Number of jobs by status."),
         "gpu_jobs": ("list of GpuUse or null", "Jobs that train with GPUs, most idle ones first; null if unknown."),

@@ -16,7 +16,7 @@ away: the caller decides when to come back.
 | 410 | Expired |
 | 403 for a quota · 403, 400, 422 by admission | QuotaExceeded · AdmissionDenied |
 | 403 otherwise | Unavailable: an operator grants the right, and the call succeeds later |
-| 400, 422 otherwise | InvalidRequest |
+| 400, 405, 413, 415, 422 otherwise | InvalidRequest |
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observation_cache import ObservationCache, Reading
 from services.core.adapters.kubernetes.observed import Context, StopMark
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
-from services.core.adapters.kubernetes.places import PODS, Places
+from services.core.adapters.kubernetes.places import NODES, PODS, Places
 from services.core.adapters.kubernetes.provision import STEPS, Provision
 from services.core.adapters.kubernetes.reflector import Reflector
 from services.core.adapters.kubernetes.removal import Removal, lost_nodes
@@ -30,7 +30,6 @@ from services.core.ports.pull_credentials import PullCredentials
 from services.core.ports.status_store import StatusStore
 from services.core.runtime.pod_layout import LEARNER_CONTAINER, PLAN_FILE
 
-_NODES: Final = "/api/v1/nodes"
 _EVENTS: Final = "/api/v1/events"
 _WARNINGS: Final = "type=Warning,involvedObject.kind=Pod"
 _SYNC_S: Final = 20.0
@@ -86,7 +85,7 @@ class KubernetesCluster:
 
     async def capacity(self) -> Sequence[Node]:
         if self._capacity is None:
-            of_nodes = Reflector(self._api, _NODES)
+            of_nodes = Reflector(self._api, NODES)
             of_pods = Reflector(self._api, PODS, keep=lambda pod: nodes.usage(pod, self._options))
             self._capacity = of_nodes, of_pods
             self._tasks |= {asyncio.create_task(reflector.run()) for reflector in self._capacity}

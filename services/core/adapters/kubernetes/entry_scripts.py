@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from contextlib import suppress
+from collections import defaultdict
 from functools import cache
 from typing import Final
 
@@ -18,7 +18,7 @@ from services.core.adapters.kubernetes import tenants
 from services.core.adapters.kubernetes.api import Api, Document, path_of
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.adapters.kubernetes.places import needing_namespace
-from services.core.domain.errors import Duplicate
+from services.core.domain.errors import Duplicate, NotFound, QuotaExceeded, ResourceExhausted, Unavailable
 from services.core.runtime.pod_layout import ENTRY_FILE
 
 _AGAIN_S: Final = 60.0
@@ -46,16 +46,38 @@ def config_map(tenant: str, options: KubernetesOptions) -> Document:
 class EntryScripts:
     def __init__(self, api: Api, options: KubernetesOptions) -> None:
         self._api, self._options = api, options
-        self._lock = asyncio.Lock()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By tenant: its starts that come together send one request."""
         self._until: dict[str, float] = {}
         """Tenant -> when the creation is tried again, in monotonic seconds."""
 
-    async def ensure(self, tenant: str) -> None:
-        """Creates the ConfigMap where it is missing. Raises Unavailable without the tenant's namespace."""
-        async with self._lock:
-            if time.monotonic() < self._until.get(tenant, 0.0):
+    async def ensure(self, tenant: str, *, anew: bool = False) -> None:
+        """Creates the ConfigMap where it is missing. ``anew``: asks the API server even if it was there just now.
+
+        Raises Unavailable without the tenant's namespace, and ResourceExhausted if the one that has the name is not
+        Weft's: all learners of the tenant would run its script.
+        """
+        async with self._locks[tenant]:
+            if not anew and time.monotonic() < self._until.get(tenant, 0.0):
                 return
             document = config_map(tenant, self._options)
-            with needing_namespace(), suppress(Duplicate):
-                await self._api.create(path_of(document, of_collection=True), document)
+            try:
+                with needing_namespace():
+                    await self._api.create(path_of(document, of_collection=True), document)
+            except Duplicate:
+                await self._check(document)
+            except QuotaExceeded as error:  # also if it is there: the API server counts before it looks
+                await self._check(document, refused=error)
             self._until[tenant] = time.monotonic() + _AGAIN_S
+
+    async def _check(self, wanted: Document, *, refused: QuotaExceeded | None = None) -> None:
+        """Raises unless the ConfigMap of this name is this one. ``refused``: what to raise if there is none."""
+        name = wanted["metadata"]["name"]
+        try:
+            present = await self._api.get(path_of(wanted))
+        except NotFound:
+            raise refused or Unavailable(f"{name} is being removed") from None
+        if present["metadata"].get("deletionTimestamp"):
+            raise Unavailable(f"{name} is being removed")
+        if present.get("data") != wanted["data"] or not present.get("immutable"):
+            raise ResourceExhausted(f"the ConfigMap {name} is not of Weft; remove it")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from services.core.adapters.kubernetes.api import Api
+from services.core.adapters.kubernetes.api import COLLECTIONS, Api
 from services.core.adapters.kubernetes.options import GangMethod, KubernetesOptions
 from services.core.domain.errors import InvalidRequest, NotFound
 
-_GROUP: Final = "/apis/scheduling.k8s.io/v1alpha2"
+_VERSION: Final = COLLECTIONS["PodGroup"][0]
 _KUEUE: Final = "/apis/kueue.x-k8s.io"
 
 
@@ -26,11 +26,11 @@ async def gang_method(api: Api, options: KubernetesOptions) -> GangMethod:
             raise InvalidRequest("the cluster has no Kueue; install it, or leave WEFT_KUBERNETES_GANG out") from None
         return GangMethod.KUEUE
     try:
-        resources = (await api.get(_GROUP)).get("resources") or ()
+        resources = (await api.get(f"/apis/{_VERSION}")).get("resources") or ()
     except NotFound:
         resources = ()
     if any(resource["name"] == "podgroups" for resource in resources):
         return GangMethod.NATIVE
     if options.gang is GangMethod.NATIVE:
-        raise InvalidRequest("the cluster has no scheduling.k8s.io/v1alpha2 PodGroup; leave WEFT_KUBERNETES_GANG out")
+        raise InvalidRequest(f"the cluster has no {_VERSION} PodGroup; leave WEFT_KUBERNETES_GANG out")
     return GangMethod.GATES

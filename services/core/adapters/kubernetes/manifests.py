@@ -88,7 +88,7 @@ def _repository(image: str) -> str:
 
 
 def text(name: str, filled: Mapping[str, str]) -> str:
-    """The YAML of ``RIGHTS`` or ``POLICIES`` with these values."""
+    """The YAML of ``RIGHTS``, ``POLICIES`` or ``GUARDIAN_JOBS`` with these values."""
     source = files("services.core.adapters.kubernetes").joinpath("manifest_files", name).read_text()
     return _PLACEHOLDER.sub(lambda match: filled[match.group(1)], source)
 

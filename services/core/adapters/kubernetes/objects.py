@@ -12,6 +12,7 @@ from ipaddress import ip_network
 from typing import Any, Final
 
 from services.core.adapters.kubernetes import names
+from services.core.adapters.kubernetes.api import COLLECTIONS
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.domain.plan import AttemptPlan
 from services.core.domain.registry_credentials import CONFIG_KEY
@@ -72,6 +73,7 @@ def network_policy(plan: AttemptPlan, options: KubernetesOptions) -> Document:
     """The gang's pods reach each other, DNS, and the networks that the operator allows; only they are reached."""
     gang = {"podSelector": {"matchLabels": names.gang_selector(plan)}}
     dns = [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]
+    blocks = [_block(network, options.egress_except) for network in options.egress]
     return {
         **_document("NetworkPolicy", plan, options),
         "spec": {
@@ -81,7 +83,7 @@ def network_policy(plan: AttemptPlan, options: KubernetesOptions) -> Document:
             "egress": [
                 {"to": [gang]},
                 {"to": [{"namespaceSelector": {}}], "ports": dns},
-                {"to": [_block(network, options.egress_except) for network in options.egress]},
+                *([{"to": blocks}] if blocks else []),  # an empty "to" would allow every destination
             ],
         },
     }
@@ -121,12 +123,8 @@ def pod_group(plan: AttemptPlan, options: KubernetesOptions, owner_uid: str) -> 
 
 
 def _document(kind: str, plan: AttemptPlan, options: KubernetesOptions) -> Document:
-    group = {
-        "NetworkPolicy": "networking.k8s.io/v1",
-        "PodGroup": "scheduling.k8s.io/v1alpha2",
-    }.get(kind, "v1")
     return {
-        "apiVersion": group,
+        "apiVersion": COLLECTIONS[kind][0],
         "kind": kind,
         "metadata": {
             "name": names.attempt_name(plan.job, plan.attempt),

@@ -65,7 +65,7 @@ class StopMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """State of the node, the quota and the events that belong to a pod."""
+    """What is known of a learner beside its pod."""
 
     now: int
     """Unix ms."""

@@ -15,6 +15,7 @@ from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.domain.errors import NotFound, Unavailable
 
 PODS: Final = "/api/v1/pods"
+NODES: Final = "/api/v1/nodes"
 NAMESPACES: Final = "/api/v1/namespaces"
 _TURN_S: Final = 2.0
 _PAGE: Final = 500
@@ -107,7 +108,8 @@ class Places:
         return {job for document in listed if (job := self.learn_from(document))}
 
     async def without_pods(self, with_pods: Collection[str], now_s: float) -> set[str]:
-        """Returns ids of jobs that have an owner and no pod. Lists one namespace in ``_TURN_S``, of any number.
+        """Returns ids of jobs that have an owner and no pod. Lists one namespace every ``_TURN_S`` seconds,
+        however many there are.
 
         ``with_pods``: all jobs that have one. ``now_s``: of a monotonic clock.
         """

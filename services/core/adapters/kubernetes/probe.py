@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from services.core.adapters.kubernetes import names, objects, pods, reasons, tenants
 from services.core.adapters.kubernetes.api import Api, Document, collection, gather, path_of
@@ -22,10 +23,11 @@ from services.core.domain.errors import AdmissionDenied, NotFound, Unavailable, 
 from services.core.domain.plan import AttemptPlan, LearnerPlan
 from services.core.runtime.pod_layout import HELPER_CONTAINER, LEARNER_CONTAINER, PROBE_VARIABLE
 
+T = TypeVar("T")
 _POLL_S: Final = 0.25
 _START_S: Final = 180.0
 """For the node, the images and the helper: an image may be large."""
-_LEFT: Final = ("Pod", "Secret", "NetworkPolicy", "ConfigMap")
+_LEFT: Final = ("Secret", "NetworkPolicy", "ConfigMap")
 _CPUS: Final = 0.05
 _MEMORY: Final = 2**26
 Report = Callable[[str], None]
@@ -115,7 +117,7 @@ def _plan(tenant: str) -> AttemptPlan:
 
 async def _create(api: Api, options: KubernetesOptions, tenant: str, urls: Sequence[str]) -> None:
     plan = _plan(tenant)
-    await EntryScripts(api, options).ensure(tenant)
+    await _allowed(partial(EntryScripts(api, options).ensure, tenant))
     owner = objects.owner(plan, options)
     uid = (await _created(api, owner))["metadata"]["uid"]
     for document in objects.owned(plan, options, uid):
@@ -127,10 +129,14 @@ async def _create(api: Api, options: KubernetesOptions, tenant: str, urls: Seque
 
 
 async def _created(api: Api, document: Document) -> Document:
-    """Creates it. New rights of the account take effect within a second: until then it is tried again."""
+    return await _allowed(partial(api.create, path_of(document, of_collection=True), document))
+
+
+async def _allowed(call: Callable[[], Awaitable[T]]) -> T:
+    """Its result. New rights of the account take effect within a second: until then it is called again."""
     for last in (False, False, False, True):
         try:
-            return await api.create(path_of(document, of_collection=True), document)
+            return await call()
         except Unavailable:
             if last:
                 raise
@@ -217,7 +223,7 @@ async def _remove(api: Api, space: str) -> None:
     pod = collection("Pod", space, _pod_name())
     await api.delete(pod, grace_s=0)
     name = names.attempt_name(names.PROBE, 1)
-    await gather([api.delete(collection(kind, space, name)) for kind in _LEFT if kind != "Pod"])
+    await gather([api.delete(collection(kind, space, name)) for kind in _LEFT])
     while True:
         try:
             await api.get(pod)

@@ -2,10 +2,10 @@
 
 Before each effect the step records its term in the fence and checks the term that the owner object and the pods carry.
 Whatever another Guardian changes in between makes the step's own patches fail, because they carry the resource version.
-So does a status that the cluster writes: the step is carried out again from its checks on.
+A status update by the cluster has the same effect; the step is then repeated from its checks.
 
-A process that has created the owner, and then the pods, does not read them again: what it may change of them is decided
-by their resource versions. Each read costs the API server as much as a creation.
+A process that has created the owner, and then the pods, does not read them again before it activates them: what it may
+change of them is decided by their resource versions. Each read costs the API server as much as a creation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from services.core.domain.errors import (
     Duplicate,
     InvalidRequest,
     NotFound,
+    QuotaExceeded,
     ResourceExhausted,
     SecretsUnavailable,
     StaleFence,
@@ -41,7 +42,8 @@ STEPS: Final = ("reserve", "learners", "activate")
 _TRIES: Final = 10
 _AHEAD: Final = 400
 """So many pods of later starts are created before those of a start are activated. So a quota or an admission rule
-refuses what it refuses within seconds, also where many jobs start together. More would leave the scheduler idle.
+refuses what it refuses within seconds, also where many jobs start together. More would leave the scheduler idle. After
+a take-over an activation does not wait.
 """
 _EARLIER_GRACE_S: Final = 1
 """Of a pod whose learner is started again: what it had to store is stored."""
@@ -51,7 +53,7 @@ _EARLIER_GRACE_S: Final = 1
 class _Created:
     """What this process has created of an attempt, as the API server has answered."""
 
-    plan: tuple[int, int]
+    pair: tuple[int, int]
     """The attempt and the Guardian's term."""
     owner: Document
     pods: Mapping[str, Document] = field(default_factory=dict)
@@ -88,7 +90,7 @@ class Provision:
         if plan.schema > SCHEMA:
             raise Unavailable(f"the plan has schema {plan.schema}, and this service reads {SCHEMA}: finish the upgrade")
         created = self._created.pop(names.checked(plan.job), None)  # after a failure the objects are read
-        if created is not None and created.plan != (plan.attempt, plan.term):
+        if created is not None and created.pair != (plan.attempt, plan.term):
             created = None
         if created is None:
             self._pods_of_starts += len(plan.learners)
@@ -153,6 +155,8 @@ class Provision:
         await self._remove_earlier_runs(plan, present)
         await gather([self._raise_term(pod, plan) for pod in present.values()])
         missing = [learner for learner in plan.learners if learner.name not in present]
+        if missing:  # the attempt may be older than this process, and its script another one
+            await self._entry_scripts.ensure(plan.tenant, anew=True)
         if missing and names.annotation(owner, names.ACTIVATED):
             # The others were there, and may have run: the Guardian sees that they are gone.
             recorded = later_runs(owner)
@@ -228,12 +232,18 @@ class Provision:
         """Creates the owner (True), or takes it over from an earlier term. Raises StaleFence if a later one has it."""
         document = objects.owner(plan, self._options)
         for _ in range(_TRIES):
-            with suppress(Duplicate), needing_namespace():
-                answer = await self._api.create(path_of(document, of_collection=True), document)
-                return {**answer, "kind": "ConfigMap"}, True
+            refused: QuotaExceeded | None = None
+            try:
+                with suppress(Duplicate), needing_namespace():
+                    answer = await self._api.create(path_of(document, of_collection=True), document)
+                    return {**answer, "kind": "ConfigMap"}, True
+            except QuotaExceeded as error:
+                refused = error  # also if it is there
             try:
                 return await self._raise_term(await self._owner(plan), plan), False
             except (StaleRevision, InvalidRequest):
+                if refused is not None:
+                    raise refused from None
                 continue  # it was changed or removed meanwhile
         raise Unavailable("the attempt's owner object keeps changing; try again")
 
@@ -274,10 +284,12 @@ class Provision:
         """Creates the object and returns it. None: one of its name is there, and belongs to the same owner."""
         try:
             answer = await self._api.create(path_of(document, of_collection=True), document)
-        except Duplicate:
+        except (Duplicate, QuotaExceeded) as error:  # of a full quota, also if it is there: the quota is checked first
             try:
                 present = await self._api.get(path_of(document))
             except NotFound:
+                if isinstance(error, QuotaExceeded):
+                    raise error from None
                 raise Unavailable(f"{document['metadata']['name']} is being removed") from None
             _check_owner(present, _owner_uids(document))
             return None

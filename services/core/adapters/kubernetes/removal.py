@@ -22,7 +22,7 @@ from services.core.adapters.kubernetes.api import METADATA_LIST, WHOLE_LIST, Api
 from services.core.adapters.kubernetes.fences import Fences
 from services.core.adapters.kubernetes.observed import StopMark, container_state, has_begun, is_gated, removals
 from services.core.adapters.kubernetes.options import KubernetesOptions
-from services.core.adapters.kubernetes.places import Places
+from services.core.adapters.kubernetes.places import NODES, Places
 from services.core.domain.codec import dump
 from services.core.domain.errors import NotFound, StaleRevision, Unavailable, WeftError
 from services.core.domain.status_keys import stop_key
@@ -33,13 +33,12 @@ from services.core.runtime.retry import Backoff
 _ENFORCE_S: Final = 5.0
 _TRIES: Final = 10
 _GRACE_S: Final = 1
-"""Of the pods of a teardown: what they have to store is stored, or nobody waits for it."""
+"""Of pods that have nothing to store any more, or for which nobody waits."""
 _REMOVE_S: Final = 120.0
 _FINALIZER_S: Final = 5.0
 _LOST_AFTER_S: Final = 3.0
 """A teardown that waits for pods for so long looks whether their nodes are lost."""
 _LEFT: Final = ("Secret", "NetworkPolicy", "Service", "PodGroup")
-_NODES: Final = "/api/v1/nodes"
 log = structlog.get_logger()
 
 
@@ -92,12 +91,12 @@ class Removal:
         attempts |= await self._remove_pods(namespace, job, attempt)
         await gather(
             [
-                self._delete_quietly(collection(kind, namespace, names.attempt_name(job, number)))
+                self._api.delete(collection(kind, namespace, names.attempt_name(job, number)))
                 for number in attempts
                 for kind in _LEFT
             ]
             + [
-                self._delete_quietly(collection("Secret", namespace, names.pull_secret(owner["metadata"]["name"])))
+                self._api.delete(collection("Secret", namespace, names.pull_secret(owner["metadata"]["name"])))
                 for owner in with_credentials
             ]
         )
@@ -147,7 +146,7 @@ class Removal:
         raise Unavailable(f"the owner object of job {job} keeps changing; try again")
 
     async def _record_removal(self, namespace: str, job: str, attempt: int, present: Sequence[Document]) -> None:
-        """Writes into the owner that a stop deletes these pods, before it does."""
+        """Writes into the owner that a stop may delete these pods, before it does."""
         if not present:
             return
         path = collection("ConfigMap", namespace, names.attempt_name(job, attempt))
@@ -265,9 +264,6 @@ class Removal:
         used = {str(pod["spec"]["nodeName"]) for pod in present if pod["spec"].get("nodeName")}
         return await lost_nodes(self._api, used)
 
-    async def _delete_quietly(self, path: str) -> None:
-        await self._api.delete(path)
-
     async def _pods(self, namespace: str, job: str, *, accept: str = WHOLE_LIST) -> list[Document]:
         selector = names.of_job(job, self._options.installation)
         return (await self._api.list(collection("Pod", namespace), selector=selector, accept=accept))[0]
@@ -278,7 +274,7 @@ async def lost_nodes(api: Api, used: Iterable[str]) -> frozenset[str]:
 
     async def is_lost(name: str) -> bool:
         try:
-            return nodes.is_lost(await api.get(f"{_NODES}/{name}"))
+            return nodes.is_lost(await api.get(f"{NODES}/{name}"))
         except NotFound:
             return True
 

@@ -199,7 +199,7 @@ class ClusterUsageReply(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     ISOLATION_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """how learners are isolated: sandbox | process | trusted; empty if the cluster does not say"""
+    """how learners are isolated: sandbox | process | trusted | pod; empty if the cluster does not say"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeUsage]:
         """every node, ready or not"""

@@ -251,7 +251,7 @@ class ClusterState(_message.Message):
     GPU_JOBS_FIELD_NUMBER: _builtins.int
     GPU_IDLE_S_FIELD_NUMBER: _builtins.int
     isolation: _builtins.str
-    """How learners are isolated: sandbox, process or trusted. Only while the cluster answers."""
+    """How learners are isolated: sandbox, process, trusted or pod. Only while the cluster answers."""
     gpu_idle_s: _builtins.float
     """Seconds for which GPUs were not in use that count as idle."""
     @_builtins.property
