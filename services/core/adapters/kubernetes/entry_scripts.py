@@ -61,23 +61,29 @@ class EntryScripts:
             if not anew and time.monotonic() < self._until.get(tenant, 0.0):
                 return
             document = config_map(tenant, self._options)
-            try:
-                with needing_namespace():
-                    await self._api.create(path_of(document, of_collection=True), document)
-            except Duplicate:
-                await self._check(document)
-            except QuotaExceeded as error:  # also if it is there: the API server counts before it looks
-                await self._check(document, refused=error)
+            if not (anew and await self._is_there(document)):
+                await self._create(document)
             self._until[tenant] = time.monotonic() + _AGAIN_S
 
-    async def _check(self, wanted: Document, *, refused: QuotaExceeded | None = None) -> None:
-        """Raises unless the ConfigMap of this name is this one. ``refused``: what to raise if there is none."""
-        name = wanted["metadata"]["name"]
+    async def _create(self, document: Document) -> None:
         try:
-            present = await self._api.get(path_of(wanted))
+            with needing_namespace():
+                await self._api.create(path_of(document, of_collection=True), document)
+        except (Duplicate, QuotaExceeded) as error:  # of a full quota, also if it is there: the quota is checked first
+            if await self._is_there(document):
+                return
+            if isinstance(error, QuotaExceeded):
+                raise
+            raise Unavailable(f"{document['metadata']['name']} is being removed") from None
+
+    async def _is_there(self, document: Document) -> bool:
+        """Raises ResourceExhausted if another ConfigMap has its name."""
+        try:
+            present = await self._api.get(path_of(document))
         except NotFound:
-            raise refused or Unavailable(f"{name} is being removed") from None
+            return False
         if present["metadata"].get("deletionTimestamp"):
-            raise Unavailable(f"{name} is being removed")
-        if present.get("data") != wanted["data"] or not present.get("immutable"):
-            raise ResourceExhausted(f"the ConfigMap {name} is not of Weft; remove it")
+            return False
+        if present.get("data") != document["data"] or not present.get("immutable"):
+            raise ResourceExhausted(f"the ConfigMap {document['metadata']['name']} is not of Weft; remove it")
+        return True
