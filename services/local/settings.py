@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from services.core.runtime.settings import Settings
+from services.core.runtime.settings import Settings, Silence
 
 
 class LocalSettings(Settings):
@@ -50,7 +50,7 @@ class LocalSettings(Settings):
         description="Pause before an ended service is restarted, in seconds; doubles with each early end.",
     )
     restart_delay_max_s: float = Field(default=5, gt=0, description="The longest pause before a restart, in seconds.")
-    silence_s: float = Field(
+    silence_s: Silence = Field(
         default=2,
         ge=0,
         description="A service that hangs (stopped, or deadlocked) for this many seconds is killed and restarted;"
@@ -65,10 +65,3 @@ class LocalSettings(Settings):
     drain_s: float = Field(
         default=10, gt=0, description="Time that a service has to stop before it is killed, in seconds."
     )
-
-    @field_validator("silence_s")
-    @classmethod
-    def _longer_than_idle(cls, value: float) -> float:
-        if 0 < value < 2:
-            raise ValueError("must be 0, or at least 2: an idle service wakes up once a second")
-        return value

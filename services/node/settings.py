@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from services.core.domain.units import parse_bytes
-from services.core.runtime.settings import Settings
+from services.core.runtime.settings import Settings, Silence
 
 
 class NodeSettings(Settings):
@@ -139,19 +139,12 @@ class NodeSettings(Settings):
         gt=0,
         description="Longest pause before a helper that has died is restarted, in seconds. Doubles up to 5 s.",
     )
-    node_helper_silence_s: float = Field(
+    node_helper_silence_s: Silence = Field(
         default=2,
         ge=0,
         description="A helper that lives but has done nothing for so long is killed and restarted, in seconds; 0: "
-        "never.",
+        "never. Else at least 2: an idle helper wakes up once a second.",
     )
-
-    @field_validator("node_helper_silence_s")
-    @classmethod
-    def _longer_than_idle(cls, value: float) -> float:
-        if 0 < value < 2:
-            raise ValueError("must be 0, or at least 2: an idle helper wakes up once a second")
-        return value
 
     @field_validator(
         "node_memory",

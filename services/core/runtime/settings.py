@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.core.runtime.address import TlsFiles
@@ -20,6 +20,16 @@ from services.core.runtime.home import Home, default_home
 
 SETTINGS_FILE: Final = "WEFT_SETTINGS_FILE"
 """In the environment: the path of a file with settings."""
+
+
+def _longer_than_idle(value: float) -> float:
+    if 0 < value < 2:
+        raise ValueError("must be 0, or at least 2: an idle process wakes up once a second")
+    return value
+
+
+Silence = Annotated[float, AfterValidator(_longer_than_idle)]
+"""Seconds after which a process that has done nothing counts as hung; 0: never."""
 
 
 class Settings(CheckedSettings):
