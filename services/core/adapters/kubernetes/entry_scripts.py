@@ -18,11 +18,11 @@ from services.core.adapters.kubernetes import tenants
 from services.core.adapters.kubernetes.api import Api, Document, path_of
 from services.core.adapters.kubernetes.options import KubernetesOptions
 from services.core.adapters.kubernetes.places import needing_namespace
-from services.core.domain.errors import Duplicate, NotFound, QuotaExceeded, ResourceExhausted, Unavailable
+from services.core.domain.errors import Duplicate, NotFound, ResourceExhausted, Unavailable
 from services.core.runtime.pod_layout import ENTRY_FILE
 
 _AGAIN_S: Final = 60.0
-"""After this time the creation is tried again: the namespace may have been removed and created anew."""
+"""After this time it is looked for again: the namespace may have been removed and created anew."""
 _DIGEST: Final = 12
 """Hexadecimal digits."""
 
@@ -49,10 +49,10 @@ class EntryScripts:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         """By tenant: its starts that come together send one request."""
         self._until: dict[str, float] = {}
-        """Tenant -> when the creation is tried again, in monotonic seconds."""
+        """Tenant -> when it is looked for again, in monotonic seconds."""
 
     async def ensure(self, tenant: str, *, anew: bool = False) -> None:
-        """Creates the ConfigMap where it is missing. ``anew``: asks the API server even if it was there just now.
+        """Creates the ConfigMap where it is missing. ``anew``: looks even if it was there just now.
 
         Raises Unavailable without the tenant's namespace, and ResourceExhausted if the one that has the name is not
         Weft's: all learners of the tenant would run its script.
@@ -61,7 +61,7 @@ class EntryScripts:
             if not anew and time.monotonic() < self._until.get(tenant, 0.0):
                 return
             document = config_map(tenant, self._options)
-            if not (anew and await self._is_there(document)):
+            if not await self._is_there(document):
                 await self._create(document)
             self._until[tenant] = time.monotonic() + _AGAIN_S
 
@@ -69,12 +69,9 @@ class EntryScripts:
         try:
             with needing_namespace():
                 await self._api.create(path_of(document, of_collection=True), document)
-        except (Duplicate, QuotaExceeded) as error:  # of a full quota, also if it is there: the quota is checked first
-            if await self._is_there(document):
-                return
-            if isinstance(error, QuotaExceeded):
-                raise
-            raise Unavailable(f"{document['metadata']['name']} is being removed") from None
+        except Duplicate:  # another process was faster, or it is being removed
+            if not await self._is_there(document):
+                raise Unavailable(f"{document['metadata']['name']} is being removed") from None
 
     async def _is_there(self, document: Document) -> bool:
         """Raises ResourceExhausted if another ConfigMap has its name."""
