@@ -34,6 +34,8 @@ async def test_operator_reads_each_step_of_the_probe_pod(tmp_path: Path) -> None
             is_there = is_there and request.method != "DELETE"
         if request.method != "GET":
             return json_answer({})
+        if "/configmaps/" in path:
+            return status(404, "no such ConfigMap")
         if "/pods/" not in path:
             return json_answer(tenants.namespace("t", OPTIONS))
         return json_answer(next(states)) if is_there else status(404, "no such pod")
