@@ -30,6 +30,7 @@ from tests.testbed.mongo import mongo_build
 
 _AT_ONCE: Final = 2
 """One build alone leaves a processor idle while it downloads and links."""
+_LOOK_S: Final = 0.25
 _saying: Final = threading.Lock()
 ending: Final = threading.Event()
 """Set by Ctrl-C and SIGTERM."""
@@ -52,18 +53,25 @@ def _image_parts() -> None:
 
 
 def _end_builds(_number: int, _frame: object) -> None:
-    """Ends the programs of the builds. A terminal has sent Ctrl-C to those that ran, not to one begun since."""
+    """Raises nothing: an exception in the midst of a library's locks would leave them locked."""
     ending.set()
-    signal.signal(signal.SIGTERM, lambda *_: None)  # `timeout` and make send more than one
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
+    _end_programs()
+
+
+def _end_programs() -> None:
+    """Ends the programs of the builds. A terminal has sent Ctrl-C to those that ran, not to one begun since."""
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            programs_of_thread = (thread / "children").read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        for pid in programs_of_thread:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGTERM)
-    raise KeyboardInterrupt
 
 
 def _unless_ending(build: Callable[[], object]) -> object:
-    """Runs the build. None after a signal: the thread of an ended build is free before the rest is cancelled."""
+    """Runs the build. None after a signal."""
     return None if ending.is_set() else build()
 
 
@@ -74,11 +82,11 @@ def run_all(builds: Mapping[str, Callable[[], object]]) -> Mapping[str, Future[o
         signal.signal(signal.SIGINT, _end_builds)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         running = {name: threads.submit(_unless_ending, build) for name, build in builds.items()}
-        try:
-            wait(running.values())
-        except KeyboardInterrupt:
-            threads.shutdown(wait=False, cancel_futures=True)
-            raise
+        while wait(running.values(), timeout=_LOOK_S).not_done:
+            if ending.is_set():
+                _end_programs()  # also those that were begun in the moment of the signal
+    if ending.is_set():
+        raise KeyboardInterrupt
     return running
 
 
@@ -97,6 +105,8 @@ def main() -> None:
         if error is not None:
             _say(f"{name} could not be built: {error}")
     remove_compiled()
+    if ending.is_set():
+        raise KeyboardInterrupt
     if sys.argv[1:]:
         os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606 - the tests
 
