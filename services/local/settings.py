@@ -52,7 +52,6 @@ class LocalSettings(Settings):
     restart_delay_max_s: float = Field(default=5, gt=0, description="The longest pause before a restart, in seconds.")
     silence_s: Silence = Field(
         default=2,
-        ge=0,
         description="A service that hangs (stopped, or deadlocked) for this many seconds is killed and restarted;"
         " 0: never. Else at least 2: an idle service wakes up once a second.",
     )

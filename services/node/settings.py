@@ -141,7 +141,6 @@ class NodeSettings(Settings):
     )
     node_helper_silence_s: Silence = Field(
         default=2,
-        ge=0,
         description="A helper that lives but has done nothing for so long is killed and restarted, in seconds; 0: "
         "never. Else at least 2: an idle helper wakes up once a second.",
     )

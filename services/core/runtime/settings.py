@@ -28,7 +28,7 @@ def _longer_than_idle(value: float) -> float:
     return value
 
 
-Silence = Annotated[float, AfterValidator(_longer_than_idle)]
+Silence = Annotated[float, Field(ge=0), AfterValidator(_longer_than_idle)]
 """Seconds after which a process that has done nothing counts as hung; 0: never."""
 
 

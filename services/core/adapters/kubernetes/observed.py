@@ -65,7 +65,7 @@ class StopMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What is known of a learner beside its pod."""
+    """The observed state of a learner apart from its pod: report, stop, lost node, warnings."""
 
     now: int
     """Unix ms."""

@@ -108,9 +108,9 @@ class Places:
         return {job for document in listed if (job := self.learn_from(document))}
 
     async def without_pods(self, with_pods: Collection[str], now_s: float) -> set[str]:
-        """Returns ids of jobs that have an owner and no pod. Lists one namespace every ``_TURN_S`` seconds,
-        however many there are.
+        """Returns ids of jobs that have an owner and no pod.
 
+        Lists one namespace every ``_TURN_S`` seconds, however many there are.
         ``with_pods``: all jobs that have one. ``now_s``: of a monotonic clock.
         """
         if now_s >= self._next_listing_s:

@@ -232,18 +232,11 @@ class Provision:
         """Creates the owner (True), or takes it over from an earlier term. Raises StaleFence if a later one has it."""
         document = objects.owner(plan, self._options)
         for _ in range(_TRIES):
-            refused: QuotaExceeded | None = None
-            try:
-                with suppress(Duplicate), needing_namespace():
-                    answer = await self._api.create(path_of(document, of_collection=True), document)
-                    return {**answer, "kind": "ConfigMap"}, True
-            except QuotaExceeded as error:
-                refused = error  # also if it is there
+            with suppress(Duplicate), needing_namespace():
+                return await self._post(document), True
             try:
                 return await self._raise_term(await self._owner(plan), plan), False
             except (StaleRevision, InvalidRequest):
-                if refused is not None:
-                    raise refused from None
                 continue  # it was changed or removed meanwhile
         raise Unavailable("the attempt's owner object keeps changing; try again")
 
@@ -283,16 +276,28 @@ class Provision:
     async def _create(self, document: Document) -> Document | None:
         """Creates the object and returns it. None: one of its name is there, and belongs to the same owner."""
         try:
-            answer = await self._api.create(path_of(document, of_collection=True), document)
-        except (Duplicate, QuotaExceeded) as error:  # of a full quota, also if it is there: the quota is checked first
+            return await self._post(document)
+        except Duplicate:
             try:
                 present = await self._api.get(path_of(document))
             except NotFound:
-                if isinstance(error, QuotaExceeded):
-                    raise error from None
                 raise Unavailable(f"{document['metadata']['name']} is being removed") from None
             _check_owner(present, _owner_uids(document))
             return None
+
+    async def _post(self, document: Document) -> Document:
+        """Creates the object and returns it. Raises Duplicate if one of its name is there, also where a quota is full.
+
+        The API server checks the quota before it looks for the name.
+        """
+        try:
+            answer = await self._api.create(path_of(document, of_collection=True), document)
+        except QuotaExceeded as refused:
+            try:
+                await self._api.get(path_of(document))
+            except NotFound:
+                raise refused from None
+            raise Duplicate(f"{document['metadata']['name']} is there") from refused
         return {**answer, "kind": document["kind"]}
 
 
